@@ -160,6 +160,23 @@ for epoch in range(3):
     assert not any("was not traced and" in note for note in before["notes"])
 
 
+@pytest.mark.parametrize("has_own_setting", [True, False])
+def test_an_evaluation_with_its_own_batch_size_keeps_it(tmp_path: Path, has_own_setting: bool) -> None:
+    script = VALIDATION
+    if has_own_setting:
+        option = '"--batch-size", type=int, default=64)'
+        script = script.replace(
+            option, f'{option}\nparser.add_argument("--test-batch-size", type=int, default=64)'
+        )
+    size = "arguments.test_batch_size" if has_own_setting else "arguments.batch_size"
+    script = script.replace("VALIDATION_BATCH", size).replace("VALIDATION_WIDTH", "500")
+    answer = answer_of(
+        estimate(tmp_path, script, gpu="400MiB")
+    )  # the evaluation needs 500 MiB for 64 samples
+    assert (answer["verdict"], answer["decided_by"]) == ("does-not-fit", "validation")
+    assert (answer["max_batch_size"] is None) is has_own_setting
+
+
 def test_a_partial_last_batch_is_not_the_batch_size(tmp_path: Path) -> None:
     script = TRAINING.replace("(300", "(260").replace("default=64", "default=200")
     answer = answer_of(estimate(tmp_path, script, gpu="40MiB"))

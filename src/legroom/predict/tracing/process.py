@@ -41,6 +41,7 @@ from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.graph_traces import before_graph_traces, is_tracing_graph
 from legroom.observe.script import Script, execute, installed
+from legroom.observe.source.batch_argument import EVALUATION_RANK
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -224,6 +225,13 @@ class TracingProcess:
         except Exception:  # objects of the script may raise any exception
             return []
 
+    @functools.cached_property
+    def _has_evaluation_setting(self) -> bool:
+        """Whether the batch size of the evaluation has its own setting, with the same value as that of the training."""
+        return any(
+            each.rank >= EVALUATION_RANK and each.value == self._full_size for each in self._batch_settings()
+        )
+
     def _continue(self, request: dict[str, Any]) -> None:
         self._waiting = False
         # The events of a fork are discarded by default.
@@ -297,6 +305,7 @@ class TracingProcess:
                 self._serve()
             iterator: Any = plain_iter(loader)
             iterator._legroom_loader, iterator._legroom_evaluates = weakref.ref(loader), evaluates
+            iterator._legroom_batch_size = full_batch_size(loader)  # the loop may keep only the iterator
             return iterator
 
         def next_batch(iterator: Any) -> Any:
@@ -318,9 +327,9 @@ class TracingProcess:
                 batch = self._resized(batch)
                 self._compare_shapes(sample_shapes(batch))
             elif self._validation_starts is not None and self._resize_to is not None:
-                loader = getattr(iterator, "_legroom_loader", _no_loader)()
+                size = getattr(iterator, "_legroom_batch_size", None)
                 # The same setting usually determines two equal batch sizes.
-                if loader is not None and full_batch_size(loader) == self._full_size != 1:
+                if size == self._full_size not in (None, 1) and not self._has_evaluation_setting:
                     batch = resized(batch, self._resize_to)
             return batch
 
