@@ -308,8 +308,9 @@ def _for_next_pass(evidence: Evidence) -> tuple[str, BatchChange | None, bool]:
     fixed = evidence.live_bytes(Category.PARAMETER, Category.BUFFER) + evidence.optimizer_state
     # How many gradients exist at the peak is unknown, so all of them are included and none are subtracted.
     available = limit - fixed - evidence.live_bytes(Category.GRADIENT)
-    fraction = min(available / (needed - fixed) * 0.9, 0.9)
-    smaller = smaller_setting(evidence.setting, fraction)
+    if needed <= fixed:
+        return also, None, False  # nothing scales with the batch size
+    smaller = smaller_setting(evidence.setting, min(available / (needed - fixed) * 0.9, 0.9))
     if smaller is None:
         return also, None, False
     return (

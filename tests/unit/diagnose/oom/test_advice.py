@@ -1231,3 +1231,12 @@ def test_operation_larger_than_the_device_does_not_suggest_a_smaller_batch_of_on
     finding = next(iter(run.advice().values()))
     assert finding.code == "LG601"
     assert "reduce the batch size" not in finding.fix
+
+
+def test_no_smaller_batch_is_combined_with_fused_if_nothing_scales_with_the_batch(make_run):
+    run = make_run(arguments=["--batch-size", "64"])
+    run.alloc(600, PARAMETER)
+    run.phase = Phase.OPTIMIZER
+    run.oom(500, op="aten._foreach_sqrt")
+    add_optimizer_at(run, "Adam", trainable=600, state=1200, temporary=500)
+    assert all("as well" not in finding.fix for finding in run.advice().values())
