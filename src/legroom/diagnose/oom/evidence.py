@@ -22,6 +22,10 @@ from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
 
 
+MIN_PROGRESS = 1e-6
+"""A smaller fraction of a forward pass can only come from a damaged capture."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All known facts about one out-of-memory error."""
@@ -296,7 +300,7 @@ class Evidence:
             return (
                 so_far + self.oom.requested
             )  # the next backward operation reads this result and creates another result
-        total = int(so_far / (self.progress or 1.0))
+        total = int(so_far / max(self.progress or 1.0, MIN_PROGRESS))
         if self.trains and (self.progress or 0) > 0.75:
             total += (
                 2 * self.oom.requested

@@ -1240,3 +1240,11 @@ def test_no_smaller_batch_is_combined_with_fused_if_nothing_scales_with_the_batc
     run.oom(500, op="aten._foreach_sqrt")
     add_optimizer_at(run, "Adam", trainable=600, state=1200, temporary=500)
     assert all("as well" not in finding.fix for finding in run.advice().values())
+
+
+def test_a_damaged_capture_with_almost_no_progress_still_has_advice(make_run):
+    run = make_run()
+    run.alloc(600, ACTIVATION)
+    run.oom(500)
+    run.events.append(ForwardProgress(0.5, 2e-313))
+    assert run.advice()
