@@ -21,7 +21,6 @@ from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
 
-
 MIN_PROGRESS = 1e-6
 """A smaller fraction of a forward pass can only come from a damaged capture."""
 
