@@ -82,7 +82,7 @@ class MemoryTest:
         """Record the memory of the fixtures, which is not a leak of the test."""
         if self.with_leaks:
             gc.collect()
-            self._storages.update(_device_tensors(), set(), 0)
+            self._storages.update(_device_tensors(), set(), 1)
             self._since_call = record(leaks=False)
             self._since_call.__enter__()
 
@@ -204,7 +204,7 @@ class MemoryTest:
     def _targets(self) -> list["weakref.ref[torch.Tensor]"]:
         """Return the tensors of the test and all views of them, because a variable may retain only a view."""
         tensors = _device_tensors()
-        created = self._storages.update(tensors, set(), 1).get(1, [])
+        created = self._storages.update(tensors, set(), 2).get(2, [])
         return _by_retained_size([*created, *(view for view, _ in other_views(tensors, created))])
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from legroom.observe.leaks.counters import MemoryCounters
+from legroom.observe.leaks.created_objects import created_objects
 from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.observations import MAX_SCANS
@@ -161,6 +162,7 @@ class LeakDetector:
 
     def attach(self) -> None:
         self._began = time.perf_counter()
+        created_objects.start()
         self.iterations.attach()
 
     def detach(self) -> None:

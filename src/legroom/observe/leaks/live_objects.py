@@ -27,6 +27,14 @@ class LiveObjects(NamedTuple):
     tensors: list[torch.Tensor]
     modules: list[nn.Module]
 
+    @classmethod
+    def of(cls, found: Iterable[Any]) -> "LiveObjects":
+        tensors: list[torch.Tensor] = []
+        modules: list[nn.Module] = []
+        for each in found:
+            (tensors if issubclass(type(each), torch.Tensor) else modules).append(each)
+        return cls(tensors, modules)
+
     @property
     def has_model_in_eval_mode(self) -> bool:
         return any(
@@ -35,18 +43,19 @@ class LiveObjects(NamedTuple):
 
 
 def find_live_objects() -> LiveObjects:
-    kinds = {torch.Tensor: _with_memory(subclasses(torch.Tensor)), nn.Module: subclasses(nn.Module)}
-    found = find_instances(kinds[torch.Tensor] | kinds[nn.Module])
-    return LiveObjects(
-        [each for each in found if type(each) in kinds[torch.Tensor]],
-        [each for each in found if type(each) in kinds[nn.Module]],
-    )
+    return LiveObjects.of(find_instances(kinds_of_objects()))
 
 
-def find_instances(kinds: set[type]) -> list[Any]:
-    objects = gc.get_objects()
+def find_instances(kinds: set[type], generation: int | None = None) -> list[Any]:
+    """Return the objects of these types that the garbage collector tracks, in all generations or in one."""
+    objects = gc.get_objects(generation)
     # Runs in C. Checking several hundred thousand objects in Python takes several times as long.
     return list(compress(objects, map(kinds.__contains__, map(type, objects))))
+
+
+def kinds_of_objects() -> set[type]:
+    """Return the types of tensors with memory, and of modules."""
+    return _with_memory(subclasses(torch.Tensor)) | subclasses(nn.Module)
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
@@ -67,12 +76,18 @@ def subclasses(kind: type) -> set[type]:
 
 class StorageTracker:
     def __init__(self) -> None:
+        self.counts: list[int] = []
+        """The number of live storages at each scan."""
+        self.new_counts: list[int] = []
+        """The number of storages that each scan found first."""
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def update(
         self, tensors: Iterable[torch.Tensor], excluded: set[int], scan: int
     ) -> dict[int, list[torch.Tensor]]:
-        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen."""
+        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen. Scans are
+        numbered from 1. A second update of the same scan removes newly excluded storages from the earlier counts.
+        """
         before, self._known = self._known, {}
         by_first_scan: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -87,11 +102,15 @@ class StorageTracker:
                 known = (weakref.ref(storage), scan)
             self._known[key] = known
             by_first_scan.setdefault(known[1], []).append(tensor)
+        if len(self.counts) == scan:
+            for key in before.keys() & excluded:
+                first = before[key][1]
+                self.new_counts[first - 1] -= 1
+                self.counts[first - 1 :] = [count - 1 for count in self.counts[first - 1 :]]
+            del self.counts[-1], self.new_counts[-1]
+        self.counts.append(len(self._known))
+        self.new_counts.append(len(by_first_scan.get(scan, [])))
         return by_first_scan
-
-    @property
-    def count(self) -> int:
-        return len(self._known)
 
 
 def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
@@ -108,18 +127,17 @@ def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list
     ]
 
 
+def storage_keys(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {storage._cdata for each in tensors if (storage := storage_of(each)) is not None}
+
+
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
     """Return the storage keys of gradients and optimizer state. A loop without a leak may create gradients and
     optimizer state at any time, but only once per parameter.
     """
-    keys: set[int] = set()
-    for tensor in _gradients_and_state(tensors, optimizers):
-        storage = storage_of(tensor)
-        if storage is not None:
-            keys.add(storage._cdata)
-    return keys
+    return storage_keys(_gradients_and_state(tensors, optimizers))
 
 
 def trained_parameters_and_buffers(
@@ -154,6 +172,8 @@ def _gradients_and_state(
             depth=depth,
         )
         updated.update(map(id, optimizer.state))
+        for group in optimizer.param_groups:
+            yield from (each.grad for each in group["params"] if each.grad is not None)
 
 
 def has_gradient_graph(tensor: torch.Tensor) -> bool:

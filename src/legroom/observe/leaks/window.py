@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from legroom.observe.leaks.created_objects import created_objects
 from legroom.observe.leaks.graph_ages import (
     MIN_ITERATIONS,
     NodeNumbers,
@@ -29,12 +30,13 @@ from legroom.observe.leaks.graph_ages import (
 )
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (
+    LiveObjects,
     StorageTracker,
     bytes_of,
-    find_live_objects,
     gradients_and_optimizer_state,
     has_gradient_graph,
     other_views,
+    storage_keys,
     trained_parameters_and_buffers,
 )
 from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
@@ -93,8 +95,6 @@ class ScanWindow:
         self._on_device = on_device
         self._returned: set[tuple[object, ...]] = set()
         self._storages = StorageTracker()
-        self._counts: list[int] = []
-        self._new_counts: list[int] = []
         self._sizes: dict[NamedTensor, list[int]] = {}
         self._search: WindowSearch | None = None
 
@@ -131,36 +131,31 @@ class ScanWindow:
         return not known
 
     def _observe(self, iteration: int) -> Observations:
-        live = find_live_objects()
+        live, graph, by_first_scan = self._read(iteration)
+        if not created_objects.includes_earlier and self._may_grow(
+            graph.iterations(iteration), by_first_scan
+        ):
+            created_objects.read_earlier_objects()
+            live, graph, by_first_scan = self._read(iteration)
         tensors, evaluating = live.tensors, live.has_model_in_eval_mode
-        graph = NodesByIteration(self._numbers, oldest=iteration - _MAX_AGE)
         held = with_graph(tensors)
-        graph.follow(node for _, node in held)
-        expected = gradients_and_optimizer_state(tensors, self._iterations.optimizers)
-        # A few trained models are kept on purpose, such as folds or members of an ensemble.
-        if self._iterations.live_trained_models <= MAX_ENSEMBLE:
-            expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
-        by_first_scan = self._storages.update(tensors, expected, self.scans)
         if self._rare:
             self.steady.record(iteration, by_first_scan, tensors)
-        self._counts.append(self._storages.count)
-        self._new_counts.append(len(by_first_scan.get(self.scans, [])))
         retained, newest = graph.iterations(iteration), by_first_scan.get(self.scans - 1, [])
         self.adds = bool(newest) and self.scans > 2
         # An evaluation collects results on the host on purpose.
         relevant = self._is_conclusive(evaluating) and (
             self._iterations.trains or any(map(self._on_device, newest))
         )
-        accumulating = (
-            relevant and self._count_rises(3) and bool(newest) and bool(by_first_scan.get(self.scans - 2))
-        )
+        from_previous = self.scans == 3 or bool(by_first_scan.get(self.scans - 2))
+        accumulating = relevant and self._count_rises(3) and bool(newest) and from_previous
         created_in = {
             id(tensor): self._scanned_at[scan - 1] for scan, new in by_first_scan.items() for tensor in new
         }
         created_in |= {
             id(tensor): created for tensor, node in held if (created := graph.iteration_of(node)) is not None
         }
-        new_counts = self._new_counts[1:]  # all storages are new in the first scan
+        new_counts = self._storages.new_counts[1:]  # all storages are new in the first scan
         renews = relevant and _rises(new_counts, RENEWED_SCANS)
         may_renew = relevant and _rises(new_counts, 2) and self._count_rises(3)
         suspicious = len(retained) >= 2 or accumulating or may_renew
@@ -223,6 +218,26 @@ class ScanWindow:
             seen.nodes_of_iteration = len(graph.nodes.get(iteration - 2, ()))
         return seen
 
+    def _read(self, iteration: int) -> tuple[LiveObjects, NodesByIteration, dict[int, list[torch.Tensor]]]:
+        """Return the live objects, the graph nodes that they keep alive, and one tensor per storage, grouped by the
+        scan in which the storage was first seen. Storages of earlier objects are not included.
+        """
+        created, earlier = created_objects.find()
+        live = LiveObjects(created.tensors + earlier.tensors, created.modules + earlier.modules)
+        graph = NodesByIteration(self._numbers, oldest=iteration - _MAX_AGE)
+        graph.follow(node for _, node in with_graph(live.tensors))
+        expected = storage_keys(earlier.tensors)
+        expected |= gradients_and_optimizer_state(live.tensors, self._iterations.optimizers)
+        # A few trained models are kept on purpose, such as folds or members of an ensemble.
+        if self._iterations.live_trained_models <= MAX_ENSEMBLE:
+            expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
+        return live, graph, self._storages.update(live.tensors, expected, self.scans)
+
+    def _may_grow(self, retained: list[int], by_first_scan: dict[int, list[torch.Tensor]]) -> bool:
+        """Return whether the earlier objects are needed to decide if memory grows."""
+        survived = sum(1 < first < self.scans for first in by_first_scan)
+        return len(retained) >= 2 or self._count_rises(3) or (self._rare and survived >= 2)
+
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Return one list for each of the last scans, newest first. Each list contains the tensors that were first
         seen in that scan and are still alive. The result is empty if there were not enough scans.
@@ -273,7 +288,7 @@ class ScanWindow:
         return self._numbers.count >= ITERATIONS_BEFORE_FIRST_STEP
 
     def _count_rises(self, scans: int) -> bool:
-        return _rises(self._counts, scans)
+        return _rises(self._storages.counts, scans)
 
     def _record_sizes(self) -> None:
         sizes = named_sizes(
