@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from legroom.memory.annotations import FoundSetting, LiveOptimizer, ProgramState
-from legroom.memory.event_base import Annotation
+from legroom.memory.event_base import Annotation, Frame
 from legroom.observe.optimizer_lines import line_of
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
@@ -34,8 +34,8 @@ optimizers need 2.
 """
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 _settings: ScriptSettings | None = None
-_candidates: dict[int | None, list[BatchSetting]] = {}
-"""Maps each batch size to the candidates for the batch size setting. The candidates are cached, because a script that
+_candidates: dict[tuple[int | None, Frame | None], list[BatchSetting]] = {}
+"""Maps each batch size and the line that created the loader to the candidates for the batch size setting. The candidates are cached, because a script that
 searches for a batch size runs out of memory often.
 """
 
@@ -61,22 +61,24 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
             continue
         if found is not None:
             yield found
-    for each in _settings_for(clock.batch_size)[:MAX_SETTINGS]:
+    for each in _settings_for(clock)[:MAX_SETTINGS]:
         yield FoundSetting(
             seconds, each.name, each.value, each.rank, each.text, each.arguments, each.is_given, each.variable,
             each.file, each.line,
         )  # fmt: skip
 
 
-def _settings_for(batch_size: int | None) -> list[BatchSetting]:
+def _settings_for(clock: TrainingClock) -> list[BatchSetting]:
     if _settings is None:
         return []
-    if batch_size not in _candidates:
+    loader = clock.loader_lines
+    key = clock.batch_size, loader[0] if loader else None
+    if key not in _candidates:
         try:
-            _candidates[batch_size] = _settings.candidates(batch_size, only_declared=True)
+            _candidates[key] = _settings.candidates(clock.batch_size, only_declared=True, loader=loader)
         except Exception:  # objects of the script may raise anything; its batch size then has no name
-            _candidates[batch_size] = []
-    return _candidates[batch_size]
+            _candidates[key] = []
+    return _candidates[key]
 
 
 def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer | None:

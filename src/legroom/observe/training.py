@@ -21,9 +21,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
 
+from legroom.memory.event_base import Frame
 from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.forward_passes import ForwardPasses
+from legroom.observe.loader_lines import follow_loaders, lines_of, unfollow_loaders
 from legroom.observe.optimizer_lines import follow_optimizers, unfollow_optimizers
 from legroom.observe.training_threads import register_training_thread
 
@@ -61,6 +63,8 @@ class TrainingClock:
         """
         self.batch_size: int | None = None
         self.samples: int | None = None
+        self.loader_lines: list[Frame] = []
+        """The user's lines that created the loader of the last batch, innermost first."""
         self.is_training: bool | None = None
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
         """The shapes of the first tensor argument in the first and the latest call of the most recently called
@@ -86,6 +90,7 @@ class TrainingClock:
         self._step_started = time.perf_counter()
         if not batches_only:
             follow_optimizers()
+            follow_loaders()
             self._handles = [
                 register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
                 register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
@@ -95,6 +100,7 @@ class TrainingClock:
     def detach(self) -> None:
         if self._handles:
             unfollow_optimizers()
+            unfollow_loaders()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -200,6 +206,7 @@ class TrainingClock:
                 self._end_batch()
                 raise
             self.batch_size, self.samples = _batch_size(loader_iterator), _count_samples(batch)
+            self.loader_lines = lines_of(loader_iterator)
             self._batch(batch)
             return batch
 

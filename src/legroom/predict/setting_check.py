@@ -47,7 +47,7 @@ class SettingCheck:
                 with self._restarted(setting, setting.value * 2) as again:
                     found = again.batch_size if self.traced.batch_size else again.trace().batch_size
             except OutOfTime:
-                return setting if setting.rank == 0 and setting.value == size else None
+                return setting if setting.rank <= 0 and setting.value == size else None
             except CannotTrace:
                 continue
             if found == 2 * size:
@@ -72,7 +72,7 @@ class SettingCheck:
                 self._failed(f"a trace with another value of `{setting.name}` exceeded the time limit")
                 continue
             except CannotTrace:
-                if setting.rank == 0:
+                if setting.rank <= 0:
                     self._failed(f"the script failed with another value of `{setting.name}`")
                 continue
             if is_doubled or _allocated(trace) > _allocated(current):

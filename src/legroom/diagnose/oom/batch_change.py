@@ -100,6 +100,9 @@ def choose_setting(
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:
         found = _given(arguments)
+    proven = [each for each in found if each.rank < 0 and each.value == batch_size]
+    if proven:
+        return _unambiguous(proven)
     own = [each for each in found if (each.rank >= EVALUATION_RANK) == evaluates]
     shared = [each for each in found if evaluates and each.rank < EVALUATION_RANK]
     if evaluates and batch_size is None and shape:

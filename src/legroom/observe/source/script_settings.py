@@ -12,16 +12,19 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from legroom.memory.event_base import Frame
 from legroom.observe.holders.holders import clear_locals_copy
-from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments
+from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments, suggests_evaluation
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
+from legroom.observe.source.constants import constants_in_config, constants_in_python
 from legroom.observe.source.files import user_files
+from legroom.observe.source.loader_argument import Origin, loader_argument
 from legroom.observe.source.user_files import is_user_file
 
 MAX_CONFIG_BYTES = 200_000
@@ -31,8 +34,9 @@ entries per object.
 """
 UNNAMED_RANK = 4
 """The rank of arguments whose name does not suggest a batch size, but whose value equals the current batch size."""
+ORIGIN_RANK = -2
+"""The rank of a candidate from which the current DataLoader takes its batch size."""
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".py")
-_ASSIGNED = re.compile(r"""(?P<name>[\w.]+)["']?(?:\s*:\s*int)?\s*[:=]\s*(?P<size>[1-9]\d*)(?![\w.])""")
 _ENVIRONMENT = re.compile(
     r"""(?:environ(?:\.get)?|getenv)\s*[\[(]\s*["'](?P<name>\w+)["'](?:\s*,\s*["']?(?P<default>\d+))?"""
 )
@@ -65,17 +69,22 @@ class ScriptSettings:
             if argparse.ArgumentParser.parse_known_args is following:
                 argparse.ArgumentParser.parse_known_args = plain  # type: ignore[method-assign]
 
-    def candidates(self, size: int | None, *, only_declared: bool = False) -> list[BatchSetting]:
-        """Return all candidates, most likely first. `size` is the current batch size, if known.
+    def candidates(
+        self, size: int | None, *, only_declared: bool = False, loader: Sequence[Frame] = ()
+    ) -> list[BatchSetting]:
+        """Return all candidates, most likely first. `size` is the current batch size, if known. `loader` are the lines
+        that created the current DataLoader, if known. A candidate from which the DataLoader takes its batch size has a
+        negative rank.
 
         With `only_declared`, a variable counts as an option only if code in its file assigns command-line arguments to
         variables.
         """
         options = [*self._options, *_click_options(), *_absl_options()]
-        found = [*self._given(options, size), *self._defaults(options)]
+        origin = loader_argument(loader)
+        found = [*self._given(options, size, origin), *self._defaults(options, origin)]
         if not options:
-            found += self._variables(only_declared)
-        found += [*self._environment(), *self._files()]
+            found += self._variables(only_declared, origin)
+        found += [*self._environment(origin), *self._files(origin)]
         unique: dict[tuple[str, int], BatchSetting] = {}
         for setting in sorted(found, key=lambda each: (each.rank, each.value != size)):
             unique.setdefault((setting.text, setting.line), setting)
@@ -83,11 +92,13 @@ class ScriptSettings:
 
     # --- the command line
 
-    def _given(self, options: "list[_Option]", size: int | None) -> Iterator[BatchSetting]:
+    def _given(
+        self, options: "list[_Option]", size: int | None, origin: Origin | None
+    ) -> Iterator[BatchSetting]:
         names = {text: option for option in options for text in option.names}
         for argument in integer_arguments(self._arguments):
             option = names.get(argument.name) or _abbreviated(argument.name, names)
-            rank = _best_rank((argument.name, *(option.all_names if option else ())))
+            rank = _best_rank((argument.name, *(option.all_names if option else ())), origin)
             if rank is None and argument.value == size:
                 rank = UNNAMED_RANK
             if rank is not None and argument.value > 0:
@@ -104,7 +115,7 @@ class ScriptSettings:
             if not text.isdecimal() or position in after_option or int(text) == 0:
                 continue
             named = [option for option in options if not option.names and option.value == int(text)]
-            rank = _best_rank([name for option in named for name in option.all_names])
+            rank = _best_rank([name for option in named for name in option.all_names], origin)
             if rank is None and int(text) == size:
                 rank = UNNAMED_RANK
             if rank is not None:
@@ -115,9 +126,9 @@ class ScriptSettings:
                     name=text, value=int(text), rank=rank, text=shown, arguments=tuple(arguments)
                 )
 
-    def _defaults(self, options: "list[_Option]") -> Iterator[BatchSetting]:
+    def _defaults(self, options: "list[_Option]", origin: Origin | None) -> Iterator[BatchSetting]:
         for option in options:
-            rank = _best_rank(option.all_names)
+            rank = _best_rank(option.all_names, origin)
             if rank is None or not option.names or option.value <= 0 or self._is_given(option):
                 continue
             name = max(option.names, key=lambda each: (each.startswith("--"), len(each)))
@@ -158,16 +169,18 @@ class ScriptSettings:
 
     # --- variables, for parsers that turn them into options (fire, tyro, hydra, a loop over `sys.argv`)
 
-    def _variables(self, only_declared: bool) -> Iterator[BatchSetting]:
+    def _variables(self, only_declared: bool, origin: Origin | None) -> Iterator[BatchSetting]:
         if not any(name in sys.modules for name in ("fire", "tyro", "hydra")) and not any(
             "argv" in text and (not only_declared or _OVERRIDING.search(text)) for _, text in self._sources()
         ):
             return
         for path, value in _named_integers(_user_frames()):
-            rank = batch_size_rank(path)
+            rank = _best_rank([path], origin)
             if rank is None:
                 continue
             last, _, inner = path.rpartition(".")[2], *path.partition(".")[1:]
+            if inner and "fire" in sys.modules:
+                continue  # fire turns only parameters of functions into options
             spellings = [("--" + last, "=")]
             if "tyro" in sys.modules:
                 spellings = [("--" + (inner or path).replace("_", "-"), " ")]
@@ -190,10 +203,10 @@ class ScriptSettings:
             if isinstance(path, str) and path.endswith(_CONFIG_SUFFIXES) and mode in ("r", "rt", "rb", None):
                 self._opened[os.path.abspath(path)] = None
 
-    def _environment(self) -> Iterator[BatchSetting]:
+    def _environment(self, origin: Origin | None) -> Iterator[BatchSetting]:
         for _, text in self._sources():
             for match in _ENVIRONMENT.finditer(text):
-                name, rank = match["name"], batch_size_rank(match["name"])
+                name, rank = match["name"], _best_rank([match["name"]], origin)
                 value = os.environ.get(name) or match["default"] or ""
                 if rank is not None and value.isdecimal() and int(value) > 0:
                     yield BatchSetting(
@@ -201,20 +214,25 @@ class ScriptSettings:
                         is_given=name in os.environ,
                     )  # fmt: skip
 
-    def _files(self) -> Iterator[BatchSetting]:
+    def _files(self, origin: Origin | None) -> Iterator[BatchSetting]:
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
         for path, text in self._sources():
-            start = 0
-            for number, line in enumerate(text.splitlines(keepends=True), 1):
-                for match in _ASSIGNED.finditer(line.split("#")[0]):
-                    rank = batch_size_rank(match["name"])
-                    if rank is not None and len(match["name"]) > 1:  # `b = 2` may be any number
-                        begin, end = (start + each for each in match.span("size"))
-                        assignment = match[0].removesuffix(match["size"]).replace('"', "").replace("'", "")
-                        yield BatchSetting(
-                            name=match["name"], value=int(match["size"]), rank=rank + 1, line=number, file=path,
-                            text=assignment + SIZE, content=text[:begin] + SIZE + text[end:],
-                        )  # fmt: skip
-                start += len(line)
+            if path.endswith(".py"):
+                is_script = script is None or path == os.path.abspath(script)
+                constants = constants_in_python(text, SIZE, is_script=is_script)
+            else:
+                constants = constants_in_config(text, SIZE)
+            for each in constants:
+                rank = _best_rank([each.path], origin)
+                if origin is not None and (origin.file, origin.line) == (path, each.line):
+                    rank = ORIGIN_RANK
+                if rank is None or (len(each.name) == 1 and rank >= 0):  # `b = 2` may be any number
+                    continue
+                yield BatchSetting(
+                    name=each.name, value=each.value, rank=rank + 1,
+                    line=each.line, file=path, text=each.text,
+                    content=text[: each.begin] + SIZE + text[each.end :],
+                )  # fmt: skip
 
     def _sources(self) -> Iterator[tuple[str, str]]:
         for path in dict.fromkeys([*user_files(), *filter(is_user_file, self._opened)]):
@@ -276,8 +294,19 @@ def _abbreviated(word: str, names: Mapping[str, _Option]) -> _Option | None:
     return next(iter(matches.values())) if len(matches) == 1 else None
 
 
-def _best_rank(names: Iterable[str]) -> int | None:
-    return min((rank for name in names if (rank := batch_size_rank(name)) is not None), default=None)
+def _best_rank(names: Iterable[str], origin: Origin | None) -> int | None:
+    ranks = []
+    for name in names:
+        rank = batch_size_rank(name)
+        if origin is not None and _is_origin(name, origin):
+            rank = ORIGIN_RANK
+        ranks.append(rank)
+    return min((rank for rank in ranks if rank is not None), default=None)
+
+
+def _is_origin(name: str, origin: Origin) -> bool:
+    last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
+    return last == origin.name != "" and suggests_evaluation(name) == suggests_evaluation(origin.path)
 
 
 def _user_frames() -> list[FrameType]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from legroom.memory.event_base import Frame
 from legroom.observe.script import Script
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
@@ -131,8 +132,8 @@ def test_lines_and_variables_in_script_files_are_found(
     assert [each.how(9) for each in own] == [
         "Set the environment variable `TRAIN_BATCH=9`",
         "Set `BATCH_SIZE = 9` in own_module_of_test.py, line 2",
-        "Set `batch_size: 9` in config.json, line 2",
-        "Set `test_batch_size: 9` in config.json, line 1",
+        'Set `"batch_size": 9` in config.json, line 2',
+        'Set `"test_batch_size": 9` in config.json, line 1',
     ]
     assert own[2].start_options(9)["edits"] == {str(config): '{"test_batch_size": 64,\n "batch_size": 9}'}
 
@@ -154,3 +155,21 @@ def test_variable_is_an_option_only_if_the_program_assigns_arguments(monkeypatch
         found[name] = [each.name for each in settings.candidates(batch_size, only_declared=True)]
     assert "--batch_size" not in found["reads"]
     assert "--batch_size" in found["assigns"]
+
+
+@pytest.mark.parametrize(
+    ("loader", "found"),
+    [
+        ("DataLoader(data, batch_size=config['size'])", ['Set `"size": 9` in train.py, line 2']),
+        ("DataLoader(data, 32)", ["Set `DataLoader(data, 9)` in train.py, line 5"]),
+        ("DataLoader(data, batch_size=n)", ["Set `n = 9` in train.py, line 4"]),
+    ],
+)
+def test_source_of_the_loaders_batch_size_comes_first(
+    loader: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f'config = {{\n    "size": 32,\n}}\nn = 32\nloader = {loader}\nbatch_size = 32\n')
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([(str(file), file.read_text())]))
+    candidates = ScriptSettings(()).candidates(32, loader=[Frame(str(file), 5, "<module>")])
+    assert [each.how(9) for each in candidates if each.rank < 0] == found

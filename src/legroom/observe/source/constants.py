@@ -1,0 +1,176 @@
+"""Finds integer constants with a name in Python source code, and integer values in configuration files.
+
+A constant has a name if it is assigned to a variable, is a value in a dict, or is an argument or the default value of a
+parameter. Constants in strings and comments do not count, and neither do those in the `if __name__ == "__main__":`
+block of an imported module, which does not run.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_VALUE = re.compile(r"""["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*(?P<value>[1-9]\d*)(?![\w.])""")
+_SECTION = re.compile(r"""(?P<indent>[ \t]*)["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*\{?\s*$""")
+_TABLE = re.compile(r"\[+(?P<name>[^\]]+)\]+\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    name: str
+    path: str
+    """The name with the names of the containers and functions around it, for example `val.batch_size`."""
+    value: int
+    line: int
+    begin: int
+    end: int
+    """The position of the number in the text."""
+    text: str
+    """The code around the number, with `placeholder` instead of the number."""
+
+
+def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> Iterator[Constant]:
+    """Yield the named positive integers of a file. `is_script` is True for the file that runs as `__main__`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def offset(line: int, column: int) -> int:
+        # Columns are in UTF-8 bytes.
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    for name, path, number, around in _named(tree, "", is_script=is_script):
+        begin = offset(number.lineno, number.col_offset)
+        end = offset(number.lineno, number.end_col_offset or 0)
+        first, last = offset(*around[0]), offset(*around[1])
+        if around[0][0] != around[1][0]:  # several lines
+            first, last = starts[number.lineno - 1], starts[number.lineno]
+        text = (source[first:begin] + placeholder + source[end:last]).strip().removesuffix(",")
+        yield Constant(name, path, int(number.value), number.lineno, begin, end, text)  # type: ignore[arg-type]
+
+
+def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
+    """Yield the named positive integers of a YAML, JSON, TOML or INI file."""
+    start, table = 0, ""
+    sections: list[tuple[int, str]] = []
+    for number, line in enumerate(source.splitlines(keepends=True), 1):
+        content = line.split("#")[0]
+        if content.strip():
+            indent = len(content) - len(content.lstrip())
+            while sections and sections[-1][0] >= indent:
+                sections.pop()
+        section = _SECTION.match(content)
+        if section is not None:
+            sections.append((len(section["indent"]), section["name"]))
+        elif (header := _TABLE.match(content)) is not None:
+            table = header["name"]
+        for match in _VALUE.finditer(content):
+            begin, end = (start + each for each in match.span("value"))
+            path = ".".join(filter(None, (table, *(name for _, name in sections), match["name"])))
+            text = match[0].removesuffix(match["value"]) + placeholder
+            yield Constant(match["name"], path, int(match["value"]), number, begin, end, text)
+        start += len(line)
+
+
+_Position = tuple[int, int]
+_Named = tuple[str, str, ast.Constant, tuple[_Position, _Position]]
+"""A name, its path, the number, and the first and the last position of the code that shows both."""
+
+
+def _named(node: ast.AST, path: str, *, is_script: bool) -> Iterator[_Named]:
+    if not is_script and isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+        for other in node.orelse:
+            yield from _named(other, path, is_script=is_script)
+        return
+    inner = path
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        inner = _joined(path, node.name)
+    elif isinstance(node, ast.Assign):
+        inner = _joined(path, _name_of(node.targets[0]))
+    elif isinstance(node, ast.keyword):
+        inner = _joined(path, node.arg or "")
+    for name, value, first in _pairs(node):
+        if name and isinstance(value, ast.Constant) and is_positive_integer(value):
+            outer = value if isinstance(node, ast.Dict | ast.arguments) else node
+            yield (
+                name,
+                _joined(inner if first is not node else path, name),
+                value,
+                (_start(first), _end(outer)),
+            )
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            yield from _named(value, _joined(inner, _string(key)), is_script=is_script)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _named(child, inner, is_script=is_script)
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+    """Yield names with their values, and the node at which the code of the pair starts."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                    for each, own in zip(target.elts, value.elts, strict=False):
+                        yield _name_of(each), own, node
+                else:
+                    yield _name_of(target), _plain(value), node
+        case ast.AnnAssign(target=target, value=value) if value is not None:
+            yield _name_of(target), _plain(value), node
+        case ast.Dict(keys=keys, values=values):
+            for key, own in zip(keys, values, strict=True):
+                if key is not None:
+                    yield _string(key), own, key
+        case ast.keyword(arg=str(name), value=value):
+            yield name, value, node
+        case ast.arguments():
+            positional = [*node.posonlyargs, *node.args]
+            defaults = list(zip(reversed(positional), reversed(node.defaults), strict=False))
+            for arg, default in [*defaults, *zip(node.kwonlyargs, node.kw_defaults, strict=True)]:
+                if default is not None:
+                    yield arg.arg, default, arg
+        case ast.Call(args=[_, size, *_]) if _name_of(node.func) in ("DataLoader", "BatchSampler"):
+            yield "batch_size", size, node
+
+
+def _plain(value: ast.expr) -> ast.expr:
+    """Return the default value in `field(default=8)` and `Field(8, ...)`, or `value` itself."""
+    if isinstance(value, ast.Call) and _name_of(value.func) in ("field", "Field", "int"):
+        named = [each.value for each in value.keywords if each.arg == "default"]
+        return [*value.args, *named, value][0]
+    return value
+
+
+def is_positive_integer(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int and node.value > 0
+
+
+def _name_of(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=key):
+            return _string(key)
+    return ""
+
+
+def _string(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _start(node: ast.AST) -> _Position:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def _end(node: ast.AST) -> _Position:
+    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]

@@ -1,0 +1,60 @@
+"""Named integers in Python source code and configuration files."""
+
+import pytest
+
+from legroom.observe.source.constants import constants_in_config, constants_in_python
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (
+            'config = {\n    "lr": 0.1,\n    "batch_size": 8,\n}',
+            [("config.batch_size", 3, '"batch_size": N')],
+        ),
+        ('config = {"train": {"batch_size": 8}}', [("config.train.batch_size", 1, '"batch_size": N')]),
+        ("config = dict(batch_size=8)", [("config.batch_size", 1, "batch_size=N")]),
+        ("config = SimpleNamespace(\n    batch_size=8)", [("config.batch_size", 2, "batch_size=N")]),
+        ("class Config:\n    batch_size = 8", [("Config.batch_size", 2, "batch_size = N")]),
+        ("class Config:\n    batch_size: int = 8", [("Config.batch_size", 2, "batch_size: int = N")]),
+        (
+            "class Config:\n    batch_size: int = field(default=8)",
+            [
+                ("Config.batch_size", 2, "batch_size: int = field(default=N)"),
+                ("Config.default", 2, "default=N"),
+            ],
+        ),
+        ("config.batch_size = 8", [("batch_size", 1, "config.batch_size = N")]),
+        ('config["batch_size"] = 8', [("batch_size", 1, 'config["batch_size"] = N')]),
+        ("batch_size, lr = 8, 0.1", [("batch_size", 1, "batch_size, lr = N, 0.1")]),
+        ("def train(data, lr=0.1, *, bs=8): pass", [("train.bs", 1, "bs=N")]),
+        ("def train(batch_size: int = 8): pass", [("train.batch_size", 1, "batch_size: int = N")]),
+        ("val = DataLoader(data, 8)", [("val.batch_size", 1, "DataLoader(data, N)")]),
+        ("size = 'ä', 1; batch_size = 8", [("batch_size", 1, "batch_size = N")]),
+        ('"""batch_size = 8"""  # batch_size = 8', []),
+        ("batch_size = 8.5; n = -8; x = True", []),
+        ("batch_size = 8 if", []),
+    ],
+)
+def test_constants_in_python(source: str, found: list[tuple[str, int, str]]) -> None:
+    constants = list(constants_in_python(source, "N", is_script=True))
+    assert [(each.path, each.line, each.text) for each in constants] == found
+    assert {source[each.begin : each.end] for each in constants} <= {"8"}
+
+
+def test_main_block_of_an_imported_module_does_not_run() -> None:
+    source = 'if __name__ == "__main__":\n    batch_size = 8\nelse:\n    bs = 4\n'
+    assert [each.name for each in constants_in_python(source, "N", is_script=False)] == ["bs"]
+    assert [each.name for each in constants_in_python(source, "N", is_script=True)] == ["batch_size", "bs"]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("train:\n  batch_size: 8\nval:\n  batch_size: 4\nseed: 1", ["train.batch_size", "val.batch_size", "seed"]),
+        ('{\n  "train": {\n    "bs": 8\n  },\n  "seed": 1\n}', ["train.bs", "seed"]),
+        ("[train]\nbatch_size = 8 # batch_size = 4\n[val]\nbatch_size = 2", ["train.batch_size", "val.batch_size"]),
+    ],
+)  # fmt: skip
+def test_constants_in_configuration_files(source: str, found: list[str]) -> None:
+    assert [each.path for each in constants_in_config(source, "N")] == found
