@@ -30,8 +30,9 @@ from legroom.observe.optimizer_lines import follow_optimizers, unfollow_optimize
 from legroom.observe.training_threads import register_training_thread
 
 
-class _OptimizerState(threading.local):
+class _ThreadState(threading.local):
     in_optimizer = False
+    in_loader = False
 
 
 MAX_MODELS = 1000
@@ -49,7 +50,7 @@ class TrainingClock:
         after each `optimizer.step()`. `on_batch(batch)` is called before a DataLoader returns a batch.
         """
         self.step = 0
-        self._this_thread = _OptimizerState()
+        self._this_thread = _ThreadState()
         self.trains = False
         """Whether a backward pass or an optimizer step has run. From then on, batches are no longer counted as steps."""
         self.without_optimizer: bool | None = None
@@ -117,6 +118,8 @@ class TrainingClock:
         self.passes.went_backward()
 
     def model_called(self, model: nn.Module, args: Iterable[Any] = ()) -> None:
+        if self._this_thread.in_loader:
+            return  # a transform of the dataset, such as `torchvision.transforms.Normalize`
         self._model_was_called = True
         if self.is_training is None or any(True for _ in model.parameters()):
             self.is_training = model.training  # a loss without parameters stays in training mode
@@ -200,11 +203,14 @@ class TrainingClock:
         original = self._original_next = iterator.__next__
 
         def wrapped(loader_iterator: Any) -> Any:
+            outer, self._this_thread.in_loader = self._this_thread.in_loader, True
             try:
                 batch = original(loader_iterator)
             except StopIteration:
                 self._end_batch()
                 raise
+            finally:
+                self._this_thread.in_loader = outer
             self.batch_size, self.samples = _batch_size(loader_iterator), _count_samples(batch)
             self.loader_lines = lines_of(loader_iterator)
             self._batch(batch)

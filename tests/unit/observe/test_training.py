@@ -86,3 +86,26 @@ def test_a_backward_pass_that_runs_out_of_memory_is_not_a_step(monkeypatch: pyte
             output.register_hook(lambda gradient: gpu.fail_allocation() and None)
             output.sum().backward()
     assert recording.steps == 0
+
+
+class Transformed(torch.utils.data.Dataset[torch.Tensor]):
+    """A dataset whose transform is a module, as in torchvision."""
+
+    def __init__(self) -> None:
+        self.transform = torch.nn.Identity()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(torch.ones(8))
+
+
+def test_transform_of_a_dataset_is_not_a_model() -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with legroom.record() as recording:
+        for batch in list(torch.utils.data.DataLoader(Transformed(), batch_size=2)):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert recording.steps == 3
