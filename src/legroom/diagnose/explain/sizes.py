@@ -137,5 +137,9 @@ _SHAPES = tuple(
             r"Target (?P<label>-?\d+) is out of bounds",
             "The label {label} is out of range for the number of classes in the model's output.",
         ),
+        (
+            r"invalid index of a 0-dim tensor",
+            "The code indexes a tensor without dimensions, such as a loss. Use `.item()` to get its value.",
+        ),
     )
 )

@@ -477,6 +477,9 @@ CATALOGUE = {
     "Use a smaller batch with gradient accumulation (`legroom.Guard`), bfloat16, checkpointing or `legroom.Spill`.": (
         "batch를 줄이고 gradient accumulation(`legroom.Guard`)을 쓰거나, bfloat16, checkpointing, `legroom.Spill`을 쓰세요."
     ),
+    "The code indexes a tensor without dimensions, such as a loss. Use `.item()` to get its value.": (
+        "손실처럼 차원이 없는 텐서를 인덱싱했습니다. 값을 얻으려면 `.item()`을 사용하세요."
+    ),
     "A linear layer or matrix product expects a last dimension of {expected:number} but got {got:number}.": (
         "linear layer나 행렬 곱이 입력 feature {expected}개를 기대했지만 {got}개를 받았습니다."
     ),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
+from types import TracebackType
 
 from legroom.log import printable
 from legroom.show.common.formatting import format_location
@@ -32,6 +33,28 @@ def format_short_traceback(error: BaseException, is_user_file: Callable[[str], b
 
 def format_traceback(error: BaseException) -> str:
     return _render(error, lambda stack: (frame for frame in stack if not _is_legroom(frame)))
+
+
+def keep_user_frames(error: BaseException, is_user_file: Callable[[str], bool]) -> None:
+    """Remove all frames outside the user's code from the traceback of an error and of its causes, for a hook of the
+    program that prints the traceback itself.
+    """
+    part: BaseException | None = error
+    seen: set[int] = set()
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        kept = None
+        for entry in reversed(list(_entries(part.__traceback__))):
+            if is_user_file(entry.tb_frame.f_code.co_filename):
+                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        part.__traceback__ = kept
+        part = part.__cause__ or part.__context__
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def format_error_line(error: BaseException) -> str:

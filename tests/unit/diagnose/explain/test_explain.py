@@ -172,6 +172,10 @@ class TestShapes:
         ("error", "sentence"),
         [
             (
+                "IndexError: invalid index of a 0-dim tensor. Use `tensor.item()` in Python or `tensor.item<T>()` in C++",
+                "The code indexes a tensor without dimensions, such as a loss. Use `.item()` to get its value.",
+            ),
+            (
                 "RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x512 and 256x10)",
                 "A linear layer or matrix product expects a last dimension of 256 but got 512.",
             ),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import traceback
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from legroom.show.report.tracebacks import (
     format_short_traceback,
     format_traceback,
     innermost_user_location,
+    keep_user_frames,
 )
 
 
@@ -103,3 +105,12 @@ def test_a_misspelled_name_is_suggested_as_python_does():
     assert format_traceback(error).splitlines()[-1] == expected
     assert format_error_line(error) == expected
     assert channels
+
+
+def test_hooks_of_the_program_print_only_the_users_frames() -> None:
+    error = caught(failing)
+    error.__context__ = caught(lambda: json.loads("{"))
+    keep_user_frames(error, is_mine)
+    files = re.findall(r'File "(.*?)"', "".join(traceback.format_exception(error)))
+    assert set(files) == {__file__}
+    assert error.__traceback__ is not None
