@@ -102,11 +102,15 @@ def _difference(failed: dict[str, Any]) -> str:
 
 def edit(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
     """Apply a finding to the code. Return the new contents of the changed files, and a description."""
-    change = finding["evidence"].get("edit")
-    if change is not None:
-        path, lines = _read(trial, change["file"])
-        lines[change["line"] - 1] = lines[change["line"] - 1].replace(change["old"], change["new"])
-        return {path: "".join(lines)}, f"{change['old']} → {change['new']}"
+    changes = finding["evidence"].get("edits")
+    if changes:
+        files: dict[str, list[str]] = {}
+        for change in changes:
+            path, lines = _read(trial, change["file"])
+            lines = files.setdefault(path, lines)
+            lines[change["line"] - 1] = lines[change["line"] - 1].replace(change["old"], change["new"])
+        done = ", ".join(f"{change['old']} → {change['new']}" for change in changes)
+        return {path: "".join(lines) for path, lines in files.items()}, done
     editors = {
         "LG101": _lint_fix, "LG105": _lint_fix, "LG201": _under_no_grad, "LG102": _delete, "LG103": _zero_grad_first,
         "LG605": _plain_sgd, "LG606": _one_by_one,

@@ -25,31 +25,38 @@ class BatchChange:
 
     @property
     def advice(self) -> str:
-        setting, before = self.setting, self.setting.value
+        setting, before, other = self.setting, self.setting.value, self.evaluation
         if setting.file or setting.variable:
-            return f"{setting.how(self.size)} (currently {before})"
-        evaluation = f" and `{self.evaluation.text_with(self.size)}`" if self.evaluation else ""
+            also = (
+                f" and `{other.text_with(self.size)}` in {other.file_name}, line {other.line}"
+                if other
+                else ""
+            )
+            return f"{setting.how(self.size)} (currently {before}){also}"
+        also = f" and `{other.text_with(self.size)}`" if other else ""
         if not setting.is_given:
-            return f"Add `{self.text}`{evaluation} (the default is {before})"
-        return f"Use `{self.text}`{evaluation} instead of `{setting.text_with(before)}`"
+            return f"Add `{self.text}`{also} (the default is {before})"
+        return f"Use `{self.text}`{also} instead of `{setting.text_with(before)}`"
 
     @property
     def text(self) -> str:
         return self.setting.text_with(self.size)
 
     def as_evidence(self) -> dict[str, Any]:
-        """Return the change as JSON: new arguments of the script, environment variables, or an edit of one line."""
+        """Return the change as JSON: new arguments of the script, environment variables, or edits of lines."""
         setting = self.setting
-        edit = None
-        if setting.file:
-            old = setting.text_with(setting.value)
-            edit = {"file": setting.file, "line": setting.line, "old": old, "new": self.text}
         return {
             "argument": self.text,
             "arguments": self._arguments(),
             "environment": {setting.variable: str(self.size)} if setting.variable else {},
-            "edit": edit,
+            "edits": [
+                self._edit(each) for each in (setting, self.evaluation) if each is not None and each.file
+            ],
         }
+
+    def _edit(self, setting: BatchSetting) -> dict[str, Any]:
+        old, new = setting.text_with(setting.value), setting.text_with(self.size)
+        return {"file": setting.file, "line": setting.line, "old": old, "new": new}
 
     def _arguments(self) -> list[str] | None:
         if self.setting.arguments is None:
@@ -69,17 +76,20 @@ def smaller_setting(
     """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if the new
     batch size would be less than one sample, or not smaller than the current value.
 
-    If the evaluation has a larger batch size than the training and does not fit, the change also reduces the
-    evaluation's batch size.
+    If the evaluation has a larger batch size than the reduced one, the change also reduces the evaluation's batch size.
+    The memory of the evaluation is unknown, and a smaller batch size does not change its results.
     """
     if setting is None:
         return None
     size = int(setting.value * fraction)
     if not 1 <= size < setting.value:
         return None
-    if evaluation is not None and (setting.arguments is None or evaluation.value <= setting.value):
+    size = round_down(size)
+    if evaluation is not None and (
+        evaluation.value <= size or bool(setting.file) != bool(evaluation.file) or setting.variable
+    ):
         evaluation = None
-    return BatchChange(setting, round_down(size), evaluation)
+    return BatchChange(setting, size, evaluation)
 
 
 def choose_setting(
@@ -126,7 +136,7 @@ def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
     found = [
         _setting_of(each)
         for each in details
-        if isinstance(each, FoundSetting) and each.rank >= EVALUATION_RANK and each.arguments is not None
+        if isinstance(each, FoundSetting) and each.rank >= EVALUATION_RANK and not each.variable
     ]
     return found[0] if len(found) == 1 else None
 

@@ -18,6 +18,7 @@ from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder, Oom, Step
 from legroom.memory.state import State
 from legroom.observe.source.batch_setting import BatchSetting
+from legroom.observe.source.forward_calls import ForwardCalls, forward_calls
 from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
 
@@ -299,16 +300,44 @@ class Evidence:
             return (
                 so_far + self.oom.requested
             )  # the next backward operation reads this result and creates another result
-        total = int(so_far / max(self.progress or 1.0, MIN_PROGRESS))
-        if self.trains and (self.progress or 0) > 0.75:
+        total = int(so_far / max(self.step_progress or 1.0, MIN_PROGRESS))
+        calls = self._forward_calls
+        if calls is not None:
+            # The backward pass starts in a model whose results may be small, and continues in the other models.
+            largest = max((each.block_bytes for each in self.live(Category.ACTIVATION)), default=0)
+            total += 2 * max(self.oom.requested, largest)
+        elif self.trains and (self.progress or 0) > 0.75:
             total += (
                 2 * self.oom.requested
             )  # the loss and its backward pass create results of the size of the output
         total = max(total, so_far + self._rest_of_earlier_pass)
-        if self.trains and (len(self.optimizers) > 1 or self._gathers_outputs):
+        if calls is not None:
+            total = total * calls.most // calls.total
+        elif self.trains and (len(self.optimizers) > 1 or self._gathers_outputs):
             total *= 2  # an iteration calls several models, or gathers the outputs of all replicas on one GPU
         earlier = self._bytes_of_last_step
         return total if earlier is None else max(so_far, min(total, earlier))
+
+    @property
+    def step_progress(self) -> float | None:
+        """The approximate fraction of the forward passes before the next backward pass that was complete."""
+        calls = self._forward_calls
+        if calls is None or self.progress is None:
+            return self.progress
+        return (calls.before + self.progress) / calls.total
+
+    @property
+    def runs_several_forward_passes(self) -> bool:
+        """True if a training step is known to run several forward passes before a backward pass."""
+        return self._forward_calls is not None
+
+    @cached_property
+    def _forward_calls(self) -> ForwardCalls | None:
+        """The forward passes of the training step, or None if they are unknown, or if there is only one."""
+        if not self.trains or self.oom.phase is not Phase.FORWARD or self.model_call is None:
+            return None
+        calls = forward_calls(self.model_call)
+        return calls if calls is not None and calls.most > 1 else None
 
     @property
     def _rest_of_earlier_pass(self) -> int:

@@ -353,6 +353,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     margin, largest = 0.9, 0.9
     if unfinished:
         margin, largest = (0.85, 0.75) if evidence.progress else (0.75, 0.5)
+        if evidence.runs_several_forward_passes:
+            margin = 0.75  # their sizes differ
     fraction = min(available / scaling * margin, largest)
     fraction *= evidence.filled_fraction
     precedes_training = evidence.evaluates and bool(evidence.optimizers) and oom.step == 0
@@ -380,7 +382,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         change = f"Use at most {_format_fraction(fraction)} the current batch size"
         change += " for the evaluation" if evidence.evaluates else ""
     has_batch_size = not (evidence.has_other_input or evidence.has_whole_input)
-    caveat = f" {_estimate_caveat(evidence.progress or 1.0)}" if unfinished and has_batch_size else ""
+    caveat = f" {_estimate_caveat(evidence)}" if unfinished and has_batch_size else ""
     if precedes_training:
         caveat += " The training after this evaluation needs more memory, which is included in the estimate."
     also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
@@ -414,6 +416,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
             "scaling_bytes": evidence.scaling_so_far,
             "has_batch_size": has_batch_size,
             "optimizers": _names(optimizers) if also else [],
+            "lines": [constructor(optimizers)] if also and constructor(optimizers) else [],
         },
     )
 
@@ -584,9 +587,11 @@ _FRACTIONS = {
 }
 
 
-def _estimate_caveat(done: float) -> str:
+def _estimate_caveat(evidence: Evidence) -> str:
+    done = evidence.step_progress or 1.0
     if done < 1:
-        return f"This is an estimate, because memory ran out after about {done:.0%} of the forward pass."
+        passes = "forward passes of a step" if evidence.runs_several_forward_passes else "forward pass"
+        return f"This is an estimate, because memory ran out after about {done:.0%} of the {passes}."
     return "The forward pass did not finish, so a smaller batch size may be required."
 
 

@@ -202,17 +202,8 @@ class RunReport:
             return
         evidence, codes = first.evidence, [each.code for each in oom.advice]
         if first.code == "LG603" and evidence.get("has_batch_size", True):
-            if evidence.get("arguments") is not None:
-                again = self.command.with_arguments(evidence["arguments"])
-                yield again.text, "with a smaller batch size"
-            elif evidence.get("environment"):
-                yield self.command.with_environment(evidence["environment"]), "with a smaller batch size"
-            elif evidence.get("edit"):
-                edit = evidence["edit"]
-                yield (
-                    self.command.text,
-                    f"after the change in {short_location(edit['file'], edit['line'])}",
-                )
+            if _changes(first):
+                yield self._after_changes(first)
             elif "LG613" in codes and not self.command.is_launch:
                 yield self.command.with_spilling().text, "with saved activations in host memory"
             else:
@@ -227,12 +218,26 @@ class RunReport:
         elif first.code in ("LG401", "LG604") and "LG613" in codes and not self.command.is_launch:
             yield self.command.with_spilling().text, "without changing the code, but slower"
             yield self.command.text, "after changing the code"
-        elif evidence.get("arguments") is not None:
-            again = self.command.with_arguments(evidence["arguments"])
-            yield again.text, "with a smaller batch size, after changing the code"
         else:
-            where = f" in {short_location(first.file, first.line)}" if first.file else ""
-            yield self.command.text, f"after the change{where}" if where else "after changing the code"
+            yield self._after_changes(first)
+
+    def _after_changes(self, first: Finding) -> tuple[str, str]:
+        """Return the command that repeats the run after all changes of a suggestion, and a comment that names them."""
+        command, evidence = self.command, first.evidence
+        if evidence.get("arguments") is not None:
+            command = command.with_arguments(evidence["arguments"])
+        environment = evidence.get("environment")
+        text = command.with_environment(environment) if environment else command.text
+        places = [(first.file, first.line)] if first.file and first.line else []
+        places += [
+            (each["file"], each["line"]) for each in (*evidence.get("lines", ()), *evidence.get("edits", ()))
+        ]
+        names = list(dict.fromkeys(short_location(file, line) for file, line in places))
+        after = f"after the change{'s' if len(names) > 1 else ''} in {' and '.join(names)}" if names else ""
+        if not names and not (first.code == "LG603" and _changes(first) and not evidence.get("optimizers")):
+            after = "after changing the code"
+        smaller = "with a smaller batch size" if command is not self.command or environment else ""
+        return text, ", ".join(filter(None, (smaller, after)))
 
     def _needs_gpu(self) -> bool:
         if not self.ending.error or self.command.has_virtual_gpu:
@@ -241,6 +246,10 @@ class RunReport:
         from legroom.diagnose.explain.explain import explain
 
         return explain(self.ending.error).code == "LG724"
+
+
+def _changes(finding: Finding) -> bool:
+    return any(finding.evidence.get(key) for key in ("arguments", "environment", "edits"))
 
 
 def report_from_capture(capture: Capture, *, path: str | None = None, device: int | None = None) -> RunReport:

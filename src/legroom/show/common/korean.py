@@ -338,6 +338,9 @@ CATALOGUE = {
     "Add `{new}` and `{evaluation}` (the default is {before:number}).": (
         "`{new}`, `{evaluation}` 설정을 추가하세요(기본값은 {before})."
     ),
+    "Set `{new}` in {file}, line {line:number} (currently {before:number}) and `{evaluation}` in {other}, line {at:number}.": (
+        "{file} {line}번째 줄에서 `{new}`, {other} {at}번째 줄에서 `{evaluation}`로 설정하세요(현재 {before})."
+    ),
     "Set `{new}` in {file}, line {line:number} (currently {before:number}).": (
         "{file}의 {line}번째 줄을 바꾸세요: `{new}`(지금은 {before})."
     ),
@@ -374,6 +377,9 @@ CATALOGUE = {
     ),
     "This is an estimate, because memory ran out after about {done} of the forward pass.": (
         "forward pass의 약 {done} 지점에서 메모리가 부족해졌으므로 추정값입니다."
+    ),
+    "This is an estimate, because memory ran out after about {done} of the forward passes of a step.": (
+        "한 step의 forward pass 전체에서 약 {done} 지점에서 메모리가 부족해졌으므로 추정값입니다."
     ),
     "The forward pass did not finish, so a smaller batch size may be required.": (
         "forward pass가 끝나지 않았으므로 batch size를 더 줄여야 할 수도 있습니다."

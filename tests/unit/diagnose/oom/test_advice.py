@@ -558,9 +558,9 @@ def test_batch_size_in_a_file_is_edited(large_batch):
     add_setting(large_batch, "BATCH_SIZE", 64, rank=1, file="/project/train.py", line=3)
     finding = large_batch.advice()["LG603"]
     assert "Set `BATCH_SIZE = 32` in train.py, line 3 (currently 64)." in finding.fix
-    assert finding.evidence["edit"] == {
-        "file": "/project/train.py", "line": 3, "old": "BATCH_SIZE = 64", "new": "BATCH_SIZE = 32",
-    }  # fmt: skip
+    assert finding.evidence["edits"] == [
+        {"file": "/project/train.py", "line": 3, "old": "BATCH_SIZE = 64", "new": "BATCH_SIZE = 32"}
+    ]
     assert next_command(large_batch)[1] == "after the change in train.py:3"
 
 
@@ -834,6 +834,56 @@ def test_larger_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
     assert finding.evidence["arguments"] == ["--test-batch-size", "32", "--batch-size", "32"]
 
 
+def test_equal_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
+    add_setting(large_batch, "--test-batch-size", 64, rank=6)
+    add_setting(large_batch, "--batch-size", 64)
+    assert "`--batch-size 32` and `--test-batch-size 32`" in large_batch.advice()["LG603"].fix
+
+
+def test_both_batch_sizes_in_files_are_edited(large_batch):
+    add_setting(large_batch, "batch_size", 64, rank=1, file="/project/train.py", line=3)
+    add_setting(large_batch, "test_batch", 64, rank=7, file="/project/data.py", line=9)
+    finding = large_batch.advice()["LG603"]
+    assert finding.fix.startswith(
+        "Set `batch_size = 32` in train.py, line 3 (currently 64) and `test_batch = 32` in data.py, line 9."
+    )
+    assert [each["line"] for each in finding.evidence["edits"]] == [3, 9]
+    assert next_command(large_batch)[1] == "after the changes in train.py:3 and data.py:9"
+
+
+def test_proven_setting_comes_before_the_others(large_batch):
+    add_setting(large_batch, "batch_size", 64, rank=1, file="/project/model.py", line=3)
+    add_setting(large_batch, "n", 64, rank=-1, file="/project/train.py", line=9)
+    assert large_batch.advice()["LG603"].fix.startswith("Set `n = 32` in train.py, line 9")
+
+
+GAN = """
+g = optim.Adam(G.parameters()); d = optim.Adam(D.parameters())
+for x in loader:
+    real = D(x)
+    fake = D(G(noise))
+    (real - fake).mean().backward()
+    d.step()
+    D(G(noise)).mean().backward()
+    g.step()
+"""
+
+
+@pytest.mark.parametrize(("line", "done"), [(4, 0.5 / 3), (5, 1.5 / 3), (8, 0.5 / 2)])
+def test_progress_is_that_of_all_forward_passes_before_the_backward_pass(make_run, tmp_path, line, done):
+    file = tmp_path / "gan.py"
+    file.write_text(GAN)
+    run = make_run(arguments=["--batch-size", "256"])
+    run.alloc(900, ACTIVATION)
+    run.oom(100)
+    run.events.append(ForwardProgress(0.5, 0.5))
+    add_optimizer(run)
+    add_optimizer(run)
+    run.events.append(ProgramState(0.5, True, True, 256, 256, (), (), False, 1, str(file), line, "<module>"))
+    fix = run.advice()["LG603"].fix
+    assert f"about {done:.0%} of the forward pass" in fix
+
+
 def test_fragments_do_not_come_first_in_an_evaluation(make_run):
     run = make_run()
     run.alloc(50, PARAMETER)
@@ -1097,7 +1147,7 @@ def test_fused_is_combined_with_a_smaller_batch_if_the_next_forward_pass_does_no
     assert "Use `--batch-size 8` instead of `--batch-size 64` as well" in finding.fix
     command, comment = next_command(run)
     assert command.endswith("--batch-size 8")
-    assert "after changing the code" in comment
+    assert comment == "with a smaller batch size, after the change in run.py:75"
 
 
 @pytest.mark.parametrize("late", [True, False])

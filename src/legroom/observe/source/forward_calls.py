@@ -1,0 +1,64 @@
+"""Counts the forward passes of a training step, for example those of the generator and the discriminator of a GAN."""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from legroom.memory.event_base import Frame
+from legroom.observe.source.files import LOOPS, tree_of
+
+_METHODS = frozenset({"parameters", "named_parameters", "train", "zero_grad", "state_dict"})
+"""Methods that are called on models. A model that a loop calls is usually passed to an optimizer first."""
+
+
+class ForwardCalls(NamedTuple):
+    """The calls of models between two backward passes of a loop."""
+
+    before: int
+    """How many calls of models are before the call on the line."""
+    total: int
+    """How many calls of models are between the backward passes before and after the line."""
+    most: int
+    """The largest number of calls between two backward passes of the loop."""
+
+
+def forward_calls(call: Frame) -> ForwardCalls | None:
+    """Return the forward passes around the line that calls a model. Return None if the line is not in a loop with a
+    backward pass, or if the line calls no model by its name.
+    """
+    tree = tree_of(call.file)
+    loops = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, LOOPS) and node.lineno <= call.line <= (node.end_lineno or 0)
+    ]
+    if tree is None or not loops:
+        return None
+    loop = max(loops, key=lambda node: node.lineno)
+    models = {
+        ast.unparse(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
+    }
+    groups: list[list[int]] = [[]]
+    for line, is_backward in _events(loop, models):
+        if is_backward:
+            groups.append([])
+        else:
+            groups[-1].append(line)
+    if len(groups) == 1:
+        return None
+    for group in groups:
+        if call.line in group:
+            return ForwardCalls(group.index(call.line), len(group), max(map(len, groups)))
+    return None
+
+
+def _events(loop: ast.AST, models: set[str]) -> Iterator[tuple[int, bool]]:
+    """Yield the line of each call of a model and of each backward pass, in order."""
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    for node in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("backward", "manual_backward"):
+            yield node.lineno, True
+        elif ast.unparse(node.func) in models:
+            yield node.lineno, False
