@@ -18,6 +18,7 @@ from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder, Oom, Step
 from legroom.memory.state import State
 from legroom.observe.source.batch_setting import BatchSetting
+from legroom.observe.source.files import is_in_loop
 from legroom.observe.source.forward_calls import ForwardCalls, forward_calls
 from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
@@ -315,7 +316,7 @@ class Evidence:
             total = total * calls.most // calls.total
         elif self.trains and (len(self.optimizers) > 1 or self._gathers_outputs):
             total *= 2  # an iteration calls several models, or gathers the outputs of all replicas on one GPU
-        earlier = self._bytes_of_last_step
+        earlier = None if self.has_varying_input else self._bytes_of_last_step
         return total if earlier is None else max(so_far, min(total, earlier))
 
     @property
@@ -387,7 +388,38 @@ class Evidence:
     @cached_property
     def datasets(self) -> list[Alloc]:
         """Inputs that are too large to be a batch."""
-        return [each for each in self.live(Category.INPUT) if each.block_bytes >= self.budget * 0.25]
+        large = [each for each in self.live(Category.INPUT) if each.block_bytes >= self.budget * 0.25]
+        program = self.program
+        if program is None or not program.batch_size:
+            return large
+        # A loader returns batches, so a tensor that a loop creates, or that the model receives, is a batch.
+        sizes = [prod(program.input_shape) * element for element in (1, 2, 4, 8) if program.input_shape]
+        return [each for each in large if each.bytes not in sizes and not _is_created_in_loop(each)]
+
+    @property
+    def is_moving_batch(self) -> bool:
+        """True if the program failed to move a batch of its loader to the device, when the model was already there."""
+        program = self.program
+        is_copy = self.oom.op in ("aten._to_copy", "aten.copy_", "aten.clone", "aten.empty_strided")
+        is_complete = bool(self.steps or self.optimizers)
+        return (
+            self.oom.phase is Phase.OTHER
+            and is_copy
+            and is_complete
+            and program is not None
+            and bool(program.batch_size)
+        )
+
+    @property
+    def has_varying_input(self) -> bool:
+        """True if the model's input is larger than its first input, although the batch size is the same. For example,
+        the samples may have different lengths.
+        """
+        program = self.program
+        if program is None or self.evaluates or not self.steps or not program.first_input_shape:
+            return False
+        first, last = program.first_input_shape, program.input_shape
+        return len(first) == len(last) and first[0] >= last[0] and prod(last) > prod(first) * 1.1
 
     @property
     def is_unfinished(self) -> bool:
@@ -459,6 +491,11 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 def block_of(oom: Oom) -> int:
     """Return the size of the block that PyTorch tried to allocate, which can be larger than the request."""
     return max(classify(oom.message).requested or 0, oom.requested)
+
+
+def _is_created_in_loop(allocation: Alloc) -> bool:
+    frame = allocation.frame
+    return frame is not None and is_in_loop(frame.file, frame.line, itself=False)
 
 
 def stem_of(name: str) -> str:

@@ -52,6 +52,8 @@ def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
     weights = evidence.live_bytes(Category.PARAMETER, Category.BUFFER)
     if oom.phase is not Phase.OTHER or evidence.live_bytes(Category.ACTIVATION, Category.GRADIENT):
         return
+    if evidence.is_moving_batch or evidence.steps:
+        return  # the weights are on the device
     needed = weights + oom.requested
     # PyTorch allocates large blocks, so even a request that is smaller than the free memory may fail.
     is_full = needed >= evidence.budget * 0.8 or oom.requested <= free_at(oom)
@@ -339,7 +341,9 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     the batch size is suggested.
     """
     oom = evidence.oom
-    if oom.phase is Phase.OTHER and not evidence.live_bytes(Category.ACTIVATION):
+    if oom.phase is Phase.OTHER and not (
+        evidence.live_bytes(Category.ACTIVATION) or evidence.is_moving_batch
+    ):
         return
     fixed = evidence.fixed + bytes_of(evidence.datasets)
     if oom.phase is Phase.OPTIMIZER:
@@ -385,6 +389,11 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     caveat = f" {_estimate_caveat(evidence)}" if unfinished and has_batch_size else ""
     if precedes_training:
         caveat += " The training after this evaluation needs more memory, which is included in the estimate."
+    if evidence.has_varying_input and program is not None:
+        caveat += (
+            f" Or limit the size of the samples: the input has the shape {program.input_shape}, and the first input had "
+            f"the shape {program.first_input_shape}."
+        )
     also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
     if fixed + evidence.optimizer_temporaries + evidence.unusable > evidence.budget and optimizers:
         option = "fused=True" if _support_fused(optimizers) else "foreach=False"

@@ -360,6 +360,9 @@ CATALOGUE = {
         "평가의 batch size를 지금의 {fraction} 이하로 줄이세요."
     ),
     "Pass fewer samples to the model.": "모델을 더 적은 샘플로 호출하세요.",
+    "Or limit the size of the samples: the input has the shape {last}, and the first input had the shape {first}.": (
+        "또는 샘플의 크기를 제한하세요. 입력의 shape은 {last}이고 첫 입력의 shape은 {first}였습니다."
+    ),
     "The input has the shape {shape}, which does not depend on the batch size.": (
         "이 호출의 입력 shape은 {shape}이며, batch size에 따라 바뀌지 않습니다."
     ),

@@ -129,6 +129,24 @@ def test_first_weights_that_do_not_fit_are_the_only_finding(make_run):
     assert "With 0 B of weights on the device, an allocation of 900.0 MiB failed" in advice["LG602"].message
 
 
+def test_weights_are_not_blamed_for_a_batch_that_does_not_fit(make_run):
+    run = make_run()
+    run.alloc(300, PARAMETER)
+    run.phase = Phase.OTHER
+    run.alloc(200, INPUT)
+    run.oom(600, op="aten._to_copy")
+    add_state(run, batch_size=64)
+    add_optimizer(run)
+    add_setting(run, "--batch-size", 64)
+    assert next(iter(run.advice())) == "LG603"
+    run = make_run()
+    run.alloc(900, PARAMETER)
+    run.end_step()
+    run.phase = Phase.OTHER
+    run.oom(200)
+    assert "LG602" not in run.advice()
+
+
 def test_growing_memory_is_the_first_finding(make_run):
     run = make_run()
     run.alloc(50, PARAMETER)
@@ -184,6 +202,30 @@ def test_batches_with_backward_passes_are_training(training):
         training.phase = Phase.FORWARD
     training.oom(200)
     assert "LG201" not in training.advice()
+
+
+def test_batch_of_a_loader_is_not_a_dataset(make_run):
+    run = make_run(capacity=1000)
+    run.alloc(600, INPUT, line=3)
+    run.alloc(300, TEMPORARY)
+    run.oom(200)
+    elements = 600 * MiB // 4
+    add_state(run, gradients=False, training=False, batch_size=64, inputs=((64, elements // 64),) * 2)
+    add_setting(run, "--test-batch-size", 64, rank=6)
+    advice = run.advice()
+    assert "LG609" not in advice
+    assert next(iter(advice)) == "LG603"
+
+
+def test_samples_of_different_lengths_are_named(make_run):
+    run = make_run()
+    run.end_step()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_state(run, batch_size=12, inputs=((12, 40), (12, 200)))
+    add_optimizer(run)
+    fix = run.advice()["LG603"].fix
+    assert "the input has the shape (12, 200), and the first input had the shape (12, 40)" in fix
 
 
 def test_dataset_on_the_device_is_reported(make_run):
