@@ -9,6 +9,7 @@ from typing import Any
 
 from legroom.diagnose.oom.batch_change import choose_setting
 from legroom.diagnose.oom.recognize import classify
+from legroom.diagnose.oom.static_evidence import evaluates_with_gradients
 from legroom.diagnose.report.device_memory import budget_of, free_at
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.findings import Finding
@@ -98,14 +99,26 @@ class Evidence:
         if program.is_evaluation is not None:
             return program.is_evaluation
         if program.gradients_enabled:
-            return False
+            return self._linter_finds_evaluation
         # A checkpoint runs without gradients too, before any operation has saved activations.
         return program.is_training is False or not (self.optimizers or self.live_bytes(Category.ACTIVATION))
 
     @property
     def is_proven_evaluation(self) -> bool:
         """True if the failure was in an evaluation, and not only in a forward pass with gradients disabled."""
-        return self.evaluates and self.program is not None and self.program.is_evaluation is True
+        if not self.evaluates or self.program is None:
+            return False
+        return self.program.is_evaluation is True or self.program.gradients_enabled
+
+    @cached_property
+    def _linter_finds_evaluation(self) -> bool:
+        """True if the linter finds that the line that called the model evaluates it with gradients. The analysis is
+        slow, so it runs only if the model is in evaluation mode, or if a training step is complete.
+        """
+        program, call = self.program, self.model_call
+        if program is None or call is None or not (program.is_training is False or self.steps):
+            return False
+        return evaluates_with_gradients(call)
 
     @property
     def saves_nothing(self) -> bool:

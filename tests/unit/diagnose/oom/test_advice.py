@@ -1340,3 +1340,33 @@ def test_a_damaged_capture_with_almost_no_progress_still_has_advice(make_run):
     run.oom(500)
     run.events.append(ForwardProgress(0.5, 2e-313))
     assert run.advice()
+
+
+EVALUATION = """
+import torch
+
+
+def accuracy(model, loader):
+    model.eval()
+    correct = 0
+    for x, y in loader:
+        output = model(x.cuda())
+        correct += (output.argmax(1) == y.cuda()).sum().item()
+    return correct
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "training", "found"), [(9, False, True), (9, True, False), (8, False, False)]
+)
+def test_linter_decides_whether_a_line_evaluates(make_run, tmp_path, line, training, found):
+    file = tmp_path / "train.py"
+    file.write_text(EVALUATION)
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    run.events.append(ProgramState(0.5, True, training, 64, 64, (), (), None, 1, str(file), line, "accuracy"))
+    advice = run.advice()
+    assert (next(iter(advice)) == "LG201") is found
+    if found:
+        assert advice["LG201"].line == 9
