@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -54,18 +54,18 @@ class ScriptSettings:
 
     def follow(self) -> None:
         self._follow_argparse()
-        sys.addaudithook(self._on_event)
+        _follow_opened_files(self._on_event)
 
     @contextmanager
     def followed_options(self) -> Iterator[None]:
-        """Record the options that the script parses inside the `with` block. Files that the script opens are not
-        recorded, because that requires an audit hook, which cannot be removed.
-        """
+        """Record the options that the script parses inside the `with` block, and the configuration files that it opens."""
         plain = argparse.ArgumentParser.parse_known_args
         following = self._follow_argparse()
+        _follow_opened_files(self._on_event)
         try:
             yield
         finally:
+            _follow_opened_files(None)
             if argparse.ArgumentParser.parse_known_args is following:
                 argparse.ArgumentParser.parse_known_args = plain  # type: ignore[method-assign]
 
@@ -241,6 +241,24 @@ class ScriptSettings:
                     yield os.path.abspath(path), Path(path).read_text("utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
+
+
+_on_event: Callable[[str, tuple[Any, ...]], None] | None = None
+_has_hook = False
+
+
+def _follow_opened_files(on_event: Callable[[str, tuple[Any, ...]], None] | None) -> None:
+    """Call `on_event` for all audit events from now on. An audit hook cannot be removed, so only one is added."""
+    global _on_event, _has_hook
+    _on_event = on_event
+    if on_event is not None and not _has_hook:
+        _has_hook = True
+        sys.addaudithook(_audit)
+
+
+def _audit(event: str, details: tuple[Any, ...]) -> None:
+    if event == "open" and _on_event is not None:
+        _on_event(event, details)
 
 
 class _Option:

@@ -145,6 +145,17 @@ def test_options_are_followed_only_inside_the_block() -> None:
     assert argparse.ArgumentParser.parse_known_args is plain
 
 
+def test_configuration_files_are_followed_only_inside_the_block(tmp_path: Path) -> None:
+    settings = ScriptSettings(())
+    (tmp_path / "in.yaml").write_text("train:\n  batch_size: 64\n")
+    (tmp_path / "out.yaml").write_text("batch_size: 64\n")
+    with settings.followed_options():
+        (tmp_path / "in.yaml").read_text()
+    (tmp_path / "out.yaml").read_text()
+    found = [each.how(9) for each in settings.candidates(64) if str(tmp_path) in each.file]
+    assert found == ["Set `batch_size: 9` in in.yaml, line 2"]
+
+
 def test_variable_is_an_option_only_if_the_program_assigns_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     batch_size = 48
     texts = {"reads": "import sys\nprint(sys.argv)", "assigns": "globals()[key] = sys.argv[1]"}
