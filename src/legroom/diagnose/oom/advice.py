@@ -74,9 +74,10 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     needed = evidence.shortfall if grows or finding.code == "LG603" else evidence.missing
     if finding.evidence.get("from_earlier_step") and evidence.fitted_before:
         needed = evidence.shortfall
-    # In a later iteration, fragmentation may be the only problem. In the first one, the rest of the step needs memory
-    # too.
-    is_only_fragmented = evidence.missing <= evidence.shortfall and not evidence.in_first_iteration
+    # In a later iteration, fragmentation may be the only problem. In the first one, and with a larger input than before,
+    # the rest of the step needs memory too.
+    is_like_earlier = not evidence.in_first_iteration and not evidence.has_varying_input
+    is_only_fragmented = evidence.missing <= evidence.shortfall and is_like_earlier
     if finding.code == "LG607" and not is_only_fragmented:
         return 5, 0, effort
     # The next optimizer in the iteration may need more memory than this one.

@@ -218,7 +218,7 @@ def test_batch_of_a_loader_is_not_a_dataset(make_run):
 
 
 def test_samples_of_different_lengths_are_named(make_run):
-    run = make_run()
+    run = make_run(arguments=["--batch-size", "64"])
     run.end_step()
     run.alloc(900, ACTIVATION)
     run.oom(200)
