@@ -66,6 +66,17 @@ class ProgramState(Annotation):
 
 
 @dataclass(frozen=True)
+class EvaluatedWithGradients(Annotation):
+    """A line evaluated a model with gradients enabled."""
+
+    file: str
+    line: int
+    function: str
+    steps: tuple[int, ...]
+    """The numbers of completed steps when the evaluations ran."""
+
+
+@dataclass(frozen=True)
 class LiveOptimizer(Annotation):
     """An optimizer that existed at the preceding `Oom`."""
 

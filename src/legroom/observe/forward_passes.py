@@ -77,6 +77,8 @@ class ForwardPasses:
         self._backward: dict[CallChain, None] = {}
         self._modes: dict[int, tuple[Any, set[bool]]] = {}
         """The modes in which each model was trained, by the model's `id`."""
+        self.evaluations: dict[Frame, set[int]] = {}
+        """The lines that evaluated a model with gradients, with the numbers of completed steps."""
 
     def model_called(self, model: nn.Module) -> None:
         """Record a call of a model. Call this method in a forward pre-hook of torch."""
@@ -93,10 +95,21 @@ class ForwardPasses:
             calls.models[id(model)] = weakref.ref(model), model.training
         self._last = chain
 
-    def went_backward(self) -> None:
+    def find_evaluations(self, step: int) -> None:
+        """Record which forward passes since the last backward pass were evaluations with gradients."""
+        for chain, calls in list(self._pending.items()):
+            if not chain or not calls.with_gradients or not self._is_evaluation(chain, calls.with_gradients):
+                continue
+            frame = _frame_of(chain)
+            if frame is not None and len(self.evaluations) < MAX_CHAINS:
+                self.evaluations.setdefault(frame, set()).add(step)
+
+    def went_backward(self, step: int = 0) -> None:
         """Record a backward pass. Call this method on the thread that runs it."""
         if not self._pending:
             return
+        if len(self._pending) > 1:
+            self.find_evaluations(step)
         chain = _chain(sys._getframe(1))
         if len(self._backward) < MAX_CHAINS:
             self._backward.setdefault(chain)

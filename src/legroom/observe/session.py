@@ -282,8 +282,11 @@ class _DispatchProducer:
         recorder.clock.on_step_end = self._step_ended
 
     def finish(self) -> None:
-        # Only the last step must be ended. All other events were sent when they occurred.
-        self.recorder.clock.end_step_without_optimizer()
+        # All other events were sent when they occurred.
+        clock, seconds = self.recorder.clock, self.recorder.allocations.seconds
+        clock.end_step_without_optimizer()
+        for each in clock.evaluations_with_gradients(seconds):
+            self.recorder.emit(each)
 
     def memory_stats(self, device: int) -> MemoryStats:
         allocator = self._allocator(device)

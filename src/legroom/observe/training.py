@@ -13,7 +13,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
 
+from legroom.memory.annotations import EvaluatedWithGradients
 from legroom.memory.event_base import Frame
 from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.backward_engine import current_node
@@ -35,7 +36,7 @@ class _ThreadState(threading.local):
     in_loader = False
 
 
-MAX_MODELS = 1000
+MAX_MODELS = MAX_STEPS = 1000
 
 
 class TrainingClock:
@@ -115,7 +116,7 @@ class TrainingClock:
 
     def went_backward(self) -> None:
         self.trains = self._went_backward = True
-        self.passes.went_backward()
+        self.passes.went_backward(self.step)
 
     def model_called(self, model: nn.Module, args: Iterable[Any] = ()) -> None:
         if self._this_thread.in_loader:
@@ -144,6 +145,14 @@ class TrainingClock:
             if self.without_optimizer:
                 self._end_step()
 
+    def evaluations_with_gradients(self, seconds: float) -> Iterator[EvaluatedWithGradients]:
+        """Return the evaluations with gradients so far. Call this method at the end of the program."""
+        self.passes.find_evaluations(self.step)
+        for frame, steps in self.passes.evaluations.items():
+            latest = tuple(sorted(steps)[-MAX_STEPS:])
+            yield EvaluatedWithGradients(seconds, frame.file, frame.line, frame.function, latest)
+        self.passes.evaluations.clear()
+
     def interrupted(self) -> None:
         """Reset the state after an exception. If the exception interrupted a backward pass or `optimizer.step()`, the
         post hook did not run.
@@ -156,7 +165,7 @@ class TrainingClock:
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
             self._optimizer_is_new = True
-        self.passes.went_backward()  # the CUDA history does not record each backward pass
+        self.passes.went_backward(self.step)  # the CUDA history does not record each backward pass
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, False)
         return self._with_closure_outside(args, kwargs)

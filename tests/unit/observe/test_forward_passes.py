@@ -180,3 +180,17 @@ def test_loop_without_backward_passes_after_training_with_one_call_per_step(prog
         program.model(torch.ones(2))
         found = program.verdict()
     assert found is verdict
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_evaluations_with_gradients_are_recorded_with_their_steps(program, gradients):
+    def evaluate():
+        program.model.eval()
+        with torch.set_grad_enabled(gradients):
+            run(program, 3, is_training=False)
+
+    train(program)
+    evaluate()
+    program.passes.find_evaluations(3)
+    found = [(frame.function, steps) for frame, steps in program.passes.evaluations.items()]
+    assert found == ([("run", {3})] if gradients else [])

@@ -30,6 +30,7 @@ from legroom.diagnose.report.leaks import latest_leaks, leaks_from
 from legroom.diagnose.report.source_lines import Sources
 from legroom.findings import Finding
 from legroom.memory.annotations import (
+    EvaluatedWithGradients,
     ExitReason,
     HistoryUnavailable,
     LibraryRetries,
@@ -100,6 +101,8 @@ class RunReport:
     dropped: int
     remarks: tuple[str, ...]
     """Remarks about parts of the run that could not be recorded, with the reason."""
+    evaluation: Frame | None = None
+    """The line that ran a model with gradients, if the peak was in an evaluation."""
     spilled: SpillTotals | None = None
     """Statistics about tensors that `--spill` moved to host memory."""
     sources: Sources = field(default_factory=dict)
@@ -130,6 +133,7 @@ class RunReport:
             "remarks": list(self.remarks),
             "spill": _spill_as_dict(self.spilled) if self.spilled else None,
             "peak": self.peak.as_dict() if self.peak else None,
+            "peak_in_evaluation": _line_as_dict(self.evaluation) if self.evaluation else None,
             "devices": [
                 {
                     "index": device.index,
@@ -292,6 +296,7 @@ def report_from_ledger(
     leaks = _leaks(ledger, devices, shown, annotations, holders)
     command = RunCommand.from_header(run)
     rank = run.get("rank")
+    peak = _peak(ledger, shown) if shown else None
     return RunReport(
         command=command,
         started=str(run.get("started", "")),
@@ -301,7 +306,8 @@ def report_from_ledger(
         seconds=ledger.seconds if ending.reason is ExitReason.UNKNOWN else ending.time or ledger.seconds,
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if shown is not None and step.device == shown.index),
-        peak=_peak(ledger, shown) if shown else None,
+        peak=peak,
+        evaluation=_evaluation_at(peak, annotations),
         oom=_oom_report(ledger, failure, ending, holders, leaks, command) if failure is not None else None,
         oom_count=sum(device in (None, oom.device) for oom in ooms),
         leaks=leaks,
@@ -370,6 +376,20 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
     # Other processes may use a real device, and their usage at the peak is not recorded.
     rest = "free" if device.kind == "virtual" else "free or non-PyTorch"
     return snapshot_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
+
+
+def _evaluation_at(peak: MemorySnapshot | None, annotations: Sequence[Annotation]) -> Frame | None:
+    """Return the line that evaluated a model with gradients at the peak."""
+    if peak is None or peak.phase not in (Phase.FORWARD, Phase.OTHER):
+        return None
+    for each in annotations:
+        if isinstance(each, EvaluatedWithGradients) and peak.step in each.steps:
+            return Frame(each.file, each.line, each.function)
+    return None
+
+
+def _line_as_dict(frame: Frame) -> dict[str, Any]:
+    return {"file": frame.file, "line": frame.line, "code": "LG201"}
 
 
 def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> int | None:

@@ -146,6 +146,8 @@ class CudaHistory:
 
     def finish(self) -> None:
         self._read_last()
+        for each in self._clock.evaluations_with_gradients(self._seconds):
+            self._emit(each)
         self._turn_off()
 
     def send_pending(self) -> None:

@@ -161,13 +161,21 @@ def _run_summary(report: RunReport) -> str:
         most = f", {part} from {format_location(top.file, top.line)}"
     return (
         f"{ended} Peak memory: {format_size(peak.allocated)} allocated{_reserved(report)} of "
-        f"{format_size(peak.capacity)} {_moment(peak)}{most}.{_growth_summary(report)}"
+        f"{format_size(peak.capacity)} {_moment_of_peak(report, peak)}{most}.{_growth_summary(report)}"
     )
 
 
 def _moment(snapshot: MemorySnapshot) -> str:
     phase = BETWEEN_PASSES if snapshot.between_passes else format_phase(snapshot.phase)
     return f"at step {snapshot.step} {phase}"
+
+
+def _moment_of_peak(report: RunReport, peak: MemorySnapshot) -> str:
+    if report.evaluation is None:
+        return _moment(peak)
+    where = format_location(report.evaluation.file, report.evaluation.line)
+    after = f" after {format_count(peak.step, 'step')}" if peak.step else ""
+    return f"in the evaluation{after}, which runs with gradients enabled (LG201, {where})"
 
 
 def _moment_of_failure(oom: OomReport) -> str:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import RenderableType
 
 from legroom.diagnose.report.run_report import RunReport
-from legroom.memory.annotations import RecordingFailed
+from legroom.memory.annotations import EvaluatedWithGradients, RecordingFailed
 from legroom.memory.event_base import Category, Phase
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import render_oom, render_report, render_run
@@ -214,3 +214,21 @@ def test_all_suggested_changes_are_listed(make_run):
     text = render_to_string(render_oom(report))
     assert [line.split()[1] for line in text.splitlines() if re.match(r" +\d+\. LG", line)] == codes
     assert f"(1 of {len(codes)})" in render_to_string(render_short_report(report))
+
+
+def test_peak_in_an_evaluation_with_gradients_is_named(make_run):
+    run = make_run()
+    run.alloc(60, Category.PARAMETER)
+    run.end_step()
+    run.phase = Phase.FORWARD
+    run.alloc(500, Category.ACTIVATION, line=11)
+    run.events.append(EvaluatedWithGradients(1.0, "/project/train.py", 21, "test", (1,)))
+    run.ends(0, "finished")
+    report = run.report()
+    text = " ".join(render_to_string(render_run(report)).split())
+    assert "in the evaluation after 1 step, which runs with gradients enabled (LG201, " in text
+    assert report.as_json()["peak_in_evaluation"] == {
+        "file": "/project/train.py",
+        "line": 21,
+        "code": "LG201",
+    }
