@@ -475,34 +475,24 @@ _WITH_IN_PLACE_FORM = frozenset({
 
 
 def autocast(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.saves_nothing:
-        yield from _autocast_evaluation(evidence)
-        return
-    size = evidence.live_bytes(Category.ACTIVATION)
-    if size < evidence.budget * 0.2 or evidence.oom.phase is Phase.OPTIMIZER or _uses_autocast(evidence):
-        return
-    yield Finding(
-        code="LG401",
-        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of activations if they are float32.",
-        fix='Wrap the forward pass and the loss in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
-        bytes=size,
-        saves=int(size * AUTOCAST_SAVES),
-    )
-
-
-def _autocast_evaluation(evidence: Evidence) -> Iterator[Finding]:
-    size = evidence.scaling_so_far
     oom = evidence.oom
-    if not evidence.is_single_sample or size < evidence.budget * 0.2:
+    evaluates = evidence.saves_nothing
+    size = evidence.scaling_so_far if evaluates else evidence.live_bytes(Category.ACTIVATION)
+    if size < evidence.budget * 0.2 or oom.phase is Phase.OPTIMIZER or _uses_autocast(evidence):
         return
-    if oom.phase is not Phase.FORWARD or oom.requested > 2 * evidence.budget:
+    if evaluates and (
+        not evidence.is_single_sample
+        or oom.phase is not Phase.FORWARD
+        or oom.requested > 2 * evidence.budget
+        or oom.op == "aten._to_copy"
+    ):
         return
-    if oom.op == "aten._to_copy" or _uses_autocast(evidence):
-        return
+    halved = "results" if evaluates else "activations"
+    wrapped = "evaluation" if evaluates else "forward pass and the loss"
     yield Finding(
         code="LG401",
-        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of results if they are float32.",
-        fix='Wrap the evaluation in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
+        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of {halved} if they are float32.",
+        fix=f'Wrap the {wrapped} in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
         bytes=size,
         saves=int(size * AUTOCAST_SAVES),
     )
