@@ -485,3 +485,51 @@ def test_a_crash_of_cudnn_does_not_end_the_estimate(tmp_path: Path, monkeypatch:
     assert done.returncode == 0
     assert any(note.startswith("cuDNN crashed when it was queried") for note in notes)
     assert any("cuDNN 9.21" in note and "the safe bound is" in note for note in notes)
+
+
+FAKE_WANDB = """
+import os, tempfile
+
+class Run:
+    def __init__(self, mode):
+        self.mode, self.pid, self.dir = mode, os.getpid(), os.path.join(tempfile.gettempdir(), "run", "files")
+
+    def log(self, values):
+        if self.mode != "disabled" and self.pid != os.getpid():
+            raise RuntimeError("Unable to attach to run")
+
+def init(project=None, mode=None):
+    return Run(mode or os.environ.get("WANDB_MODE", "online"))
+"""
+
+
+@pytest.mark.parametrize("arguments", ["", "mode='online'"])
+def test_a_run_of_an_experiment_tracker_is_disabled(tmp_path: Path, arguments: str) -> None:
+    (tmp_path / "wandb.py").write_text(FAKE_WANDB)
+    script = TRAINING.replace("try:\n", f"import wandb\nrun = wandb.init({arguments})\ntry:\n", 1)
+    script = script.replace(
+        "if loss.item()", "run.log({'loss': loss}); open(run.dir + '/x', 'w')\n            if loss.item()"
+    )
+    answer = answer_of(estimate(tmp_path, script))
+    assert (answer["mode"], answer["steps"]) == ("fake", 2)
+    assert not any("failed" in note for note in answer["notes"])
+
+
+def test_background_threads_that_the_script_started_continue_in_a_trace(tmp_path: Path) -> None:
+    start = """
+import logging.handlers, queue
+from concurrent.futures import ThreadPoolExecutor
+records = queue.Queue(2)
+listener = logging.handlers.QueueListener(records, logging.FileHandler("log"))
+listener.start()
+pool = ThreadPoolExecutor(1)
+pool.submit(int).result()
+try:
+"""
+    script = TRAINING.replace("try:\n", start, 1).replace(
+        "if loss.item()",
+        "[records.put(logging.makeLogRecord({})) for _ in range(9)]\n            if pool.submit(loss.item).result()",
+    )
+    answer = answer_of(estimate(tmp_path, script))
+    assert (answer["mode"], answer["steps"]) == ("fake", 2)
+    assert not any("did not finish" in note for note in answer["notes"])

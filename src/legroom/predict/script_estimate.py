@@ -395,6 +395,8 @@ class _ScriptJob:
         except CannotTrace:
             return None
         search.traces.update(safe.traces)
+        # This search may find a larger size, because memory use does not always grow with the batch size.
+        search.tried.update({size: True for size, fits in safe.tried.items() if fits})
         if current.fits and current.batch_size > (safe.largest or 0):
             return current.batch_size
         return safe.largest

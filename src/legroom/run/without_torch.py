@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from legroom.log import say
+from legroom.observe.import_hook import ImportHook
 from legroom.observe.script import Script, execute, installed
-from legroom.observe.torch_import import TorchImport
 from legroom.show.report.tracebacks import format_error_line, format_traceback
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run_until_torch(
 class _RecordingAfterImport:
     def __init__(self, start: "Callable[[], Recording]") -> None:
         self._start = start
-        self.hook = TorchImport(self._loaded)
+        self.hook = ImportHook("torch", self._loaded)
         self.process = os.getpid()
         self.recording: Recording | None = None
         self.reason = "The script did not import torch, so there is no memory to report."

@@ -1,8 +1,14 @@
-"""Scripts that expect to be started by torchrun."""
+"""Scripts that expect to be started by torchrun, and the recommended batch size."""
+
+from typing import Any, cast
 
 import pytest
 
-from legroom.predict.script_estimate import needs_torchrun, single_rank_environment
+from legroom.gpus.catalog import find_gpu
+from legroom.observe.script import Script
+from legroom.predict import script_estimate
+from legroom.predict.largest_batch import BatchSearch
+from legroom.predict.script_estimate import _ScriptJob, needs_torchrun, single_rank_environment
 
 
 @pytest.mark.parametrize(
@@ -28,3 +34,16 @@ def test_a_single_rank_has_all_variables_of_torchrun() -> None:
     assert variables["MASTER_ADDR"]
     assert 0 < int(variables["MASTER_PORT"]) < 65536
     assert variables["LEGROOM_SINGLE_RANK"] == "/somewhere"
+
+
+def test_the_recommended_batch_size_is_never_larger_than_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Current:
+        batch_size, fits, trace = 128, False, None
+
+    safe = BatchSearch(tried={91: True, 95: False})
+    monkeypatch.setattr(script_estimate, "largest_batch", lambda *_arguments, **_options: safe)
+    monkeypatch.setattr(script_estimate, "available_bytes", lambda trace: 0)
+    job = _ScriptJob(cast(Script, None), find_gpu("1GiB"), None, 2, 1, False, *[cast(Any, None)] * 3)
+    search = BatchSearch(tried={85: True, 96: False})
+    assert job._recommended(search, cast(Any, None), cast(Any, Current), 0.0) == 91
+    assert search.largest == 91

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from legroom.observe.torch_import import TorchImport
+from legroom.observe.import_hook import ImportHook
 
 
 @contextmanager
@@ -42,4 +42,4 @@ def after_torch_import(function: Callable[[], None]) -> None:
     if "torch" in sys.modules:
         function()
     else:
-        TorchImport(function).install()
+        ImportHook("torch", function).install()

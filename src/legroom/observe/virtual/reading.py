@@ -122,7 +122,8 @@ class TensorReads:
         if not isinstance(tensor, FakeTensor):
             return tensor.__reduce_ex__(protocol)
         index = self._device_index(tensor)
-        known = self._host_copy(tensor.detach()) if tensor.nbytes <= MAX_PICKLED else None
+        size = tensor.numel() * tensor.element_size()  # `nbytes` raises an error for a sparse tensor
+        known = self._host_copy(tensor.detach()) if size <= MAX_PICKLED else None
         value = torch.ones((), dtype=tensor.dtype).expand(tensor.shape) if known is None else known
         device = "cpu" if index is None else f"cuda:{index}"
         return _unpickled, (value, device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))

@@ -1,7 +1,8 @@
 """Implements `torch.save` and `torch.load` for a traced script in the sandbox.
 
-A trace has no data, so a saved file contains descriptions of the tensors instead of their values. The script can load
-these files again. Each file contains a token that identifies this run, and only files with this token are unpickled.
+A saved file contains descriptions of the tensors that have no data. Host tensors keep their values, because a script
+may save its preprocessed dataset. The script can load these files again. Each file contains a token that identifies this
+run, and only files with this token are unpickled.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from legroom.observe.virtual.patching import replaced, table
@@ -34,7 +36,11 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
 
     @functools.wraps(plain_save)
     def save_tensors(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-        if not has_data:
+        if isinstance(
+            obj, torch.UntypedStorage | torch.TypedStorage
+        ):  # `pickle` saves the data of a host tensor
+            plain_save(obj, f, *args, **options)
+        elif not has_data:
             save(obj, f)
         elif isinstance(f, str | bytes | os.PathLike):
             with open(f, "wb") as file:  # a path would be opened in C++
@@ -128,8 +134,12 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return NotImplemented
+        detached: Any = obj.detach()
+        data = None if isinstance(obj, FakeTensor) else detached.__reduce_ex__(4)
         is_parameter = isinstance(obj, torch.nn.Parameter)
-        return _make_tensor, (tuple(obj.shape), obj.dtype, str(obj.device), obj.requires_grad, is_parameter)
+        return _make_tensor, (
+            tuple(obj.shape), obj.dtype, str(obj.device), obj.requires_grad, is_parameter, data
+        )  # fmt: skip
 
 
 class _Unpickler(pickle.Unpickler):
@@ -143,14 +153,25 @@ class _Unpickler(pickle.Unpickler):
         found = super().find_class(module, name)
         return self._make_mapped_tensor if found is _make_tensor else found
 
-    def _make_mapped_tensor(self, shape: Any, dtype: Any, device: str, *flags: bool) -> torch.Tensor:
-        return _make_tensor(shape, dtype, _mapped(device, self._map_location), *flags)
+    def _make_mapped_tensor(self, shape: Any, dtype: Any, device: str, *rest: Any) -> torch.Tensor:
+        return _make_tensor(shape, dtype, _mapped(device, self._map_location), *rest)
 
 
 def _make_tensor(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool, is_parameter: bool
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    data: tuple[Callable[..., torch.Tensor], tuple[Any, ...]] | None,
 ) -> torch.Tensor:
-    tensor = torch.zeros(shape, dtype=dtype, device="cpu")  # zeros use no host memory until they are written
+    if data is None:
+        tensor = torch.zeros(
+            shape, dtype=dtype, device="cpu"
+        )  # zeros use no host memory until they are written
+    else:
+        rebuild, arguments = data
+        tensor = rebuild(*arguments)
     if device != "cpu":
         tensor = tensor.to(device)
     if is_parameter:

@@ -14,9 +14,7 @@ from legroom.predict.sandbox.landlock import forbid_writes_outside
 from legroom.predict.sandbox.overlay import Overlay
 from legroom.predict.sandbox.programs import refuse_programs
 from legroom.predict.sandbox.redirect import redirect_files
-
-_TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1"}
-"""Environment variables that prevent experiment trackers from reporting the traced run."""
+from legroom.predict.sandbox.trackers import disable_trackers
 
 
 class Sandbox:
@@ -32,7 +30,7 @@ class Sandbox:
         for name in ("TMPDIR", "TEMP", "TMP"):
             os.environ[name] = str(temporary)
         tempfile.tempdir = None
-        os.environ.update(_TRACKERS)
+        disable_trackers()
         sys.dont_write_bytecode = True
         self.overlay = Overlay(own / "files", scratch=folder)
         redirect_files(self.overlay)

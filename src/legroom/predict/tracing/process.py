@@ -49,6 +49,7 @@ from legroom.predict.options.apply import applied
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
 from legroom.predict.sandbox.sandbox import Sandbox
+from legroom.predict.tracing.background_threads import background_threads, restart
 from legroom.predict.tracing.evaluations import ExecutedLines, untraced_evaluation
 from legroom.predict.tracing.own_failures import fails_without_legroom
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
@@ -210,9 +211,11 @@ class TracingProcess:
             while waiting and len(running) < most:
                 waiting.sort(key=lambda request: not request["urgent"])
                 request = waiting.pop(0)
+                threads = background_threads()
                 child = os.fork()
                 if child == 0:
                     exit_with_parent()
+                    restart(threads)
                     self._continue(request)
                     return
                 running[child] = request["number"]

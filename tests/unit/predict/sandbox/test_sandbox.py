@@ -185,6 +185,23 @@ buffer.seek(0)
 print(type(load_saved(buffer, None)[1].weight).__name__)
 """
 
+SAVED_VALUES = """
+import io, pickle, torch
+from legroom.gpus.catalog import find_gpu
+from legroom.predict.sandbox.checkpoints import checkpoints_in
+from legroom.predict.tracing.virtual_trace import make_device
+with make_device(find_gpu("1GiB"), "fake", lambda event: None), checkpoints_in(sandbox, has_data=False):
+    labels, loss = torch.arange(4), torch.ones(3, device="cuda").mean()
+    torch.save({"labels": labels, "sparse": torch.eye(2).to_sparse(), "loss": loss}, "data.pt")
+    loaded = torch.load("data.pt")
+    print(loaded["labels"].tolist(), loaded["sparse"].to_dense().tolist(), loaded["loss"].shape, loaded["loss"].device)
+    print(torch.load("data.pt", map_location="cuda")["labels"].device)
+    pickle.dump({"losses": torch.FloatTensor([2, 4]).mean(), "labels": labels, "loss": loss}, open("log.csv", "wb"))
+    again = pickle.load(open("log.csv", "rb"))
+    print(again["losses"].item(), again["labels"].tolist(), again["loss"].device)
+    print(pickle.loads(pickle.dumps(torch.eye(2, device="cuda").to_sparse())).shape)
+"""
+
 USERS_CHECKPOINTS = """
 import torch
 from legroom.predict.sandbox.checkpoints import checkpoints_in
@@ -209,6 +226,7 @@ PROGRAMS = {
     **{name: (program, False) for name, program in REFUSED.items()},
     "forks": (FORKS, True),
     "checkpoints": (CHECKPOINTS, True),
+    "saved values": (SAVED_VALUES, True),
     "user's checkpoints": (USERS_CHECKPOINTS, True),
     "harmless": (HARMLESS, False),
 }
@@ -277,6 +295,15 @@ def test_a_saved_checkpoint_is_loaded_again_without_its_data(printed: Callable[[
         "False",
         "True 3 {'weight': (3, 2), 'bias': (3,)}",
         "Parameter",
+    ]
+
+
+def test_host_tensors_keep_their_values_in_saved_and_pickled_files(printed: Callable[[str], str]) -> None:
+    assert printed("saved values").splitlines() == [
+        "[0, 1, 2, 3] [[1.0, 0.0], [0.0, 1.0]] torch.Size([]) cuda:0",
+        "cuda:0",
+        "3.0 [0, 1, 2, 3] cuda:0",
+        "torch.Size([2, 2])",
     ]
 
 

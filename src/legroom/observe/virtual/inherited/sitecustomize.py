@@ -12,7 +12,7 @@ import sys
 
 def _enter_after_torch() -> None:
     try:
-        from legroom.observe.torch_import import TorchImport
+        from legroom.observe.import_hook import ImportHook
     except ImportError:
         return
 
@@ -23,7 +23,7 @@ def _enter_after_torch() -> None:
             return
         enter_inherited()
 
-    TorchImport(enter).install()
+    ImportHook("torch", enter).install()
 
 
 def _import_next() -> None:

@@ -1,4 +1,4 @@
-"""Calls a function when a program imports torch."""
+"""Calls a function when a program imports a module, such as torch."""
 
 import importlib.util
 import sys
@@ -7,11 +7,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 
-class TorchImport:
-    """An import hook that calls `loaded` after torch is loaded."""
+class ImportHook:
+    """An import hook that calls `loaded` after the module `name` is loaded."""
 
-    def __init__(self, loaded: Callable[[], None]) -> None:
-        self._loaded = loaded
+    def __init__(self, name: str, loaded: Callable[[], None]) -> None:
+        self._name, self._loaded = name, loaded
         self._searching = False
 
     def install(self) -> None:
@@ -22,7 +22,7 @@ class TorchImport:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch" or self._searching:
+        if name != self._name or self._searching:
             return None
         self._searching = True
         try:
