@@ -295,6 +295,17 @@ def test_a_script_that_needs_its_data_runs_on_the_cpu(tmp_path: Path) -> None:
     assert answer["mode"] == "cpu"
     assert "so Legroom ran the script with real values on the CPU" in notes_of(answer)[0]
     assert answer["verdict"] == "fits"
+    assert answer["max_batch_size"] is None, "the batches would need too much host memory or time"
+
+
+def test_the_batch_size_of_a_script_that_needs_its_data_is_searched_on_a_small_gpu(tmp_path: Path) -> None:
+    script = TRAINING.replace("300", "4000").replace(
+        "            optimizer.zero_grad()",
+        "            (model(x.to(device)) > 9).nonzero()\n            optimizer.zero_grad()",
+    )
+    answer = answer_of(estimate(tmp_path, script, "--batch-size", "1000", gpu="100MiB"))
+    assert (answer["mode"], answer["verdict"]) == ("cpu", "fits")
+    assert 1000 < answer["recommended_batch_size"] <= answer["max_batch_size"] < 4000
 
 
 def test_a_script_that_traces_its_model_first_runs_on_the_cpu(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from legroom.predict import uncertainty
 from legroom.predict.extrapolate import extrapolation
 from legroom.predict.fit import fits_with_margin, fits_without_workspaces, replay
 from legroom.predict.requests import ReplayPeaks
-from legroom.predict.tracing.script import OutOfTime
+from legroom.predict.tracing.script import CannotTrace, OutOfTime
 from legroom.predict.tracing.trace import Trace
 
 MAX_BATCH = 1 << 20
@@ -38,6 +38,8 @@ class BatchSearch:
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
     """False if the deadline stopped the search, so larger sizes may also fit."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """The batch sizes with which the script failed, and the reasons."""
 
     @property
     def largest(self) -> int | None:
@@ -80,7 +82,7 @@ def largest_batch(
         else:
             searcher.try_size(start)
         searcher.try_size(start * 2 if searcher.low else start / 2)
-        while searcher.is_open and len(searcher.search.tried) < max_traces:
+        while searcher.is_open and searcher.traces < max_traces:
             if deadline is not None and time.monotonic() > deadline:
                 searcher.search.is_complete = False
                 break
@@ -108,6 +110,10 @@ class _Searcher:
             self.high - self.low > max(self._multiple_of, self.low * TOLERANCE) and not self._is_confirmed()
         )
 
+    @property
+    def traces(self) -> int:
+        return len(self.search.tried) + len(self.search.failures)
+
     def try_size(self, wanted: float) -> None:
         """Trace the allowed size that is nearest to `wanted`, unless it was already traced."""
         step = self._multiple_of
@@ -116,8 +122,26 @@ class _Searcher:
             size = self.low + step
         if size >= self.high:
             size = self.high - step
-        if size not in self.search.tried and size >= step:
-            self.add(size, self._trace_at(size))
+        if size in self.search.tried or size < step:
+            return
+        try:
+            trace = self._trace_at(size)
+        except OutOfTime:
+            raise
+        except CannotTrace as failure:
+            if len(self.search.tried) < 2:  # the script cannot be traced at any other size
+                raise
+            self._exclude(size, failure.error or str(failure))
+        else:
+            self.add(size, trace)
+
+    def _exclude(self, size: int, reason: str) -> None:
+        """Continue the search without a size with which the script fails. For example, a metric may need 5 samples."""
+        self.search.failures[size] = reason
+        if self.search.largest is None:
+            self.low = size
+        else:
+            self.high = size
 
     def add(self, size: int, trace: Trace) -> None:
         self._peaks[size] = replay(trace)
@@ -131,8 +155,8 @@ class _Searcher:
     def predicted_largest(self) -> int | None:
         """Return the largest size that fits, as predicted from the two nearest traces."""
         at = self._extrapolation()
-        if at is None:
-            return None
+        if at is None or not self.search.failures.keys().isdisjoint((self.low, self.high)):
+            return None  # memory does not determine the result, so the search bisects
         step = self._multiple_of
         high = self.high
         if high > MAX_BATCH:  # no upper bound yet: start from a linear fit of the peaks
@@ -176,7 +200,7 @@ class _Searcher:
         equal.
         """
         predicted = self._predicted.get(self.low)
-        if predicted is None:
+        if predicted is None or self.low not in self._peaks:
             return False
         traced = self._peaks[self.low]
         tolerance = self._bytes_per_sample() * max(self._multiple_of / 4, self.low * TOLERANCE)

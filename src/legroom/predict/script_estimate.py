@@ -34,7 +34,9 @@ ShowProgress = Callable[[str], None]
 SEARCH_SECONDS = 60.0
 """The search for the largest batch size stops after this many seconds, and returns the best result so far."""
 MAX_TRACE_WITH_VALUES = 15.0
-"""If a trace with real values takes longer than this number of seconds, other batch sizes are not traced."""
+"""If a trace with real values that fills the GPU would take longer than this number of seconds, other batch sizes are
+not traced.
+"""
 MAX_SAFE_TRACES = 4
 """The maximum number of additional traces for the recommended batch size."""
 NO_SETTING = "Legroom found no DataLoader and no argument for the batch size"
@@ -252,18 +254,10 @@ class _ScriptJob:
                 notes = (*notes, NO_VALIDATION_NOTE)
             current = replace(current, notes=(*current.notes, *notes))
             self.on_verdict(current)
-            # Traces with real values are slow, and larger batches may need too much host memory. A partial step at
-            # another batch size is of little use.
-            is_slow = mode == "cpu" and (current.fits or seconds > MAX_TRACE_WITH_VALUES)
-            if is_slow or current.trace.is_partial:
+            reason = _no_search_reason(current, seconds)
+            if reason:
                 return ScriptEstimate(
-                    script=self._command,
-                    estimate=current,
-                    search=None,
-                    options=(),
-                    only_size_reason="the trace with real values is slow"
-                    if mode == "cpu"
-                    else "the script did not complete a step in time",
+                    script=self._command, estimate=current, search=None, options=(), only_size_reason=reason
                 )
             return self._search_and_plan(traced, current, ahead, environment or {})
 
@@ -325,6 +319,11 @@ class _ScriptJob:
                     search, failure = self._search_by_setting(trace_at, current, deadline)
             if search is not None:
                 recommended = self._recommended(search, trace_at, current, deadline)
+        if search is not None and search.failures:
+            size, text = next(iter(search.failures.items()))
+            current = replace(
+                current, notes=(f"With batch size {size}, the script fails: {text}", *current.notes)
+            )
         reason = check.reason or NO_SETTING
         if failure is not None:
             note = f"No other batch size could be traced: {failure}"
@@ -424,6 +423,24 @@ class _ScriptJob:
             return trace
 
         return trace_at
+
+
+def _no_search_reason(current: Estimate, seconds: float) -> str:
+    """Return the reason why no other batch size is traced, or "". `seconds` is the time of the first trace.
+
+    A partial step at another batch size is of little use. With real values, the largest batch that fits the GPU also
+    needs host memory and time.
+    """
+    if current.trace.is_partial:
+        return "the script did not complete a step in time"
+    if current.mode == "fake":
+        return ""
+    capacity = available_bytes(current.trace)
+    if seconds * max(1.0, capacity / current.peak_reserved) > MAX_TRACE_WITH_VALUES:
+        return "the script needs real values, and larger batches would take too long"
+    if current.fits and capacity > psutil.virtual_memory().available / 2:
+        return "the script needs real values, and larger batches may need too much host memory"
+    return ""
 
 
 def _virtual_batch_size(search: BatchSearch, recommended: int) -> int | None:

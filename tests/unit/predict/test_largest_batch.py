@@ -12,7 +12,7 @@ from legroom.memory.event_base import Category, Phase
 from legroom.memory.events import Alloc, Free
 from legroom.predict.fit import replay
 from legroom.predict.largest_batch import largest_batch
-from legroom.predict.tracing.script import OutOfTime
+from legroom.predict.tracing.script import CannotTrace, OutOfTime
 from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
@@ -134,6 +134,37 @@ def test_a_search_without_time_returns_its_best_bounds() -> None:
     search = largest_batch(linear, 700 * MiB, start=400, deadline=time.monotonic() - 1)
     assert (search.largest, search.smallest_too_large, search.is_complete) == (200, 400, False)
     assert largest_batch(linear, 700 * MiB, start=64, deadline=time.monotonic() + 60).is_complete
+
+
+def failing(is_allowed: Any) -> Any:
+    def trace_at(size: int) -> Trace:
+        if not is_allowed(size):
+            raise CannotTrace("failed", error="train.py:4, ValueError")
+        return linear(size)
+
+    return trace_at
+
+
+@pytest.mark.parametrize("minimum, largest", [(5, 10), (10, 10), (11, None), (15, None)])
+def test_the_search_excludes_sizes_that_are_too_small_for_the_script(
+    minimum: int, largest: int | None
+) -> None:
+    search = largest_batch(failing(lambda size: size >= minimum), 120 * MiB, start=64)
+    assert search.largest == largest
+    if largest is None:
+        assert search.smallest_too_large == minimum
+    assert set(search.failures.values()) <= {"train.py:4, ValueError"}
+
+
+def test_the_search_excludes_sizes_that_are_too_large_for_the_script() -> None:
+    search = largest_batch(failing(lambda size: size <= 200), 700 * MiB, start=64)
+    assert search.largest == 200
+    assert all(size > 200 for size in search.failures)
+
+
+def test_the_search_fails_if_the_script_fails_with_every_other_size() -> None:
+    with pytest.raises(CannotTrace, match="failed"):
+        largest_batch(failing(lambda size: size == 64), 700 * MiB, start=64)
 
 
 def test_the_safe_search_reuses_the_traces_of_another_search() -> None:
