@@ -134,6 +134,25 @@ def test_the_first_validation_batch_is_estimated_too(tmp_path: Path) -> None:
     assert small["max_batch_size"] == training["max_batch_size"]
 
 
+def test_the_next_epoch_of_a_new_loader_is_not_called_a_validation(tmp_path: Path) -> None:
+    script = """
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(64, 512).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(3):
+    for batch in DataLoader(torch.randn(256, 64), batch_size=64):
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+    restored = torch.zeros(40 << 20, device="cuda")
+    del restored
+"""
+    answer = answer_of(estimate(tmp_path, script, gpu="100MiB"))
+    assert (answer["steps"], answer["verdict"], answer["max_batch_size"]) == (2, "does-not-fit", None)
+    assert notes_of(answer) == ["The code after the training steps needs more memory than the training"]
+
+
 def test_an_evaluation_that_the_trace_does_not_reach_is_noted(tmp_path: Path) -> None:
     script = """
 import torch

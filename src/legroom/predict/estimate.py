@@ -143,8 +143,10 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         notes.insert(0, ONE_STEP)
     if trace.untraced_evaluation:
         notes.insert(0, evaluation_note(trace.untraced_evaluation))
-    if is_validation:
+    if is_validation and trace.validates:
         notes.append("Validation needs more memory than training. Reduce the validation batch size")
+    elif is_validation:
+        notes.append("The code after the training steps needs more memory than the training")
     return Estimate(
         gpu=trace.gpu,
         peak_requested=peaks.requested,

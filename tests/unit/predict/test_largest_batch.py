@@ -145,7 +145,7 @@ def failing(is_allowed: Any) -> Any:
     return trace_at
 
 
-@pytest.mark.parametrize("minimum, largest", [(5, 10), (10, 10), (11, None), (15, None)])
+@pytest.mark.parametrize(("minimum", "largest"), [(5, 10), (10, 10), (11, None), (15, None)])
 def test_the_search_excludes_sizes_that_are_too_small_for_the_script(
     minimum: int, largest: int | None
 ) -> None:

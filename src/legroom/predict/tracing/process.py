@@ -126,6 +126,8 @@ class TracingProcess:
         self._validation_starts: int | None = None
         """The number of recorded events at the end of the training steps, if the trace continues with the validation."""
         self._validation_batches = 0
+        self._first_validation_batch = 0
+        """The number of recorded events at the start of the first validation batch."""
         self._executed = ExecutedLines()
         self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
         self._time_limit = TimeLimit()
@@ -323,6 +325,7 @@ class TracingProcess:
                     raise StopIteration
                 if self._validation_batches == VALIDATION_BATCHES:
                     self._end_validation_loop()
+                self._first_validation_batch = self._first_validation_batch or len(self.trace.events)
                 self._validation_batches += 1
             batch = plain_next(iterator)
             if is_training:
@@ -517,6 +520,10 @@ class TracingProcess:
     def _training_traced(self) -> None:
         """Stop tracing training steps. If a DataLoader provides the batches, validation batches are also traced."""
         is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
+        if self._validation_batches:  # a new loader for the next epoch: these batches are for training
+            del self.trace.events[self._first_validation_batch :]
+            self._validation_batches = 0
+            self.device.recorder.clock.step -= 1
         if self._validation_starts is not None or not is_fed:
             self._end("traced")
         self._validation_starts = len(self.trace.events)
@@ -583,7 +590,7 @@ class TracingProcess:
             "optional": sorted(trace.optional), "values_substituted": trace.values_substituted, "differing_versions": trace.differing_versions, "notes": trace.notes,
             "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[device].allocator.peak_reserved,
             "first_batch": trace.first_batch, "is_settled": trace.is_settled, "is_finished": trace.is_finished, "is_partial": trace.is_partial, "is_own_failure": self._is_own_failure,
-            "untraced_evaluation": trace.untraced_evaluation,
+            "untraced_evaluation": trace.untraced_evaluation, "validates": self._validation_batches > 0,
         }  # fmt: skip
         if self._path is None:
             self._pipe.send({"event": "ended", **result})

@@ -155,6 +155,7 @@ class TracedScript:
             is_finished=result["is_finished"],
             is_partial=result["is_partial"],
             untraced_evaluation=result["untraced_evaluation"],
+            validates=result["validates"],
         )
 
     def _reply(

@@ -55,6 +55,10 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     validation_starts: int | None = None
     """The index in `events` of the first event after the training steps, if a validation batch follows them."""
+    validates: bool = True
+    """Whether the events after the training steps include a validation batch. They may also include other code, for
+    example code that loads a checkpoint.
+    """
 
     first_batch: int | None = None
     """The index in `events` at which the first batch starts, if the time limit allowed only one training step."""

@@ -249,7 +249,8 @@ def _batch(result: ScriptEstimate) -> str:
         because = f", because {result.only_size_reason}" if result.only_size_reason else ""
         return f"Only batch size {size} was traced{because}."
     if largest is None and result.estimate.decided_by == "validation":
-        return "No training batch size fits, because validation alone needs too much memory."
+        cause = "validation" if estimate.trace.validates else "the code after the training steps"
+        return f"No training batch size fits, because {cause} alone needs too much memory."
     if largest is None and not result.search.is_complete:
         return (
             f"Batch size {min(result.search.tried)} does not fit either (current: {size}). Smaller sizes were not "
