@@ -17,10 +17,13 @@ from legroom.predict.tracing.pause_gc import instances_of
 def background_threads() -> list[threading.Thread]:
     """Return the threads to restart in a fork. Call this function before the fork, which marks them as finished."""
     pool_threads = set(_pool._threads_queues)
+    this = threading.current_thread()  # the fork inherits this thread
     return [
         thread
         for thread in threading.enumerate()
-        if (thread.daemon or thread in pool_threads) and not isinstance(thread, threading._DummyThread)
+        if (thread.daemon or thread in pool_threads)
+        and thread is not this
+        and not isinstance(thread, threading._DummyThread)
     ]
 
 
