@@ -53,7 +53,13 @@ from legroom.predict.tracing.background_threads import background_threads, resta
 from legroom.predict.tracing.evaluations import ExecutedLines, untraced_evaluation
 from legroom.predict.tracing.own_failures import fails_without_legroom
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
-from legroom.predict.tracing.resize import batch_size_of, full_batch_size, resized, sample_shapes
+from legroom.predict.tracing.resize import (
+    batch_size_of,
+    full_batch_size,
+    resized,
+    sample_list_depth,
+    sample_shapes,
+)
 from legroom.predict.tracing.running_line import report_running_line
 from legroom.predict.tracing.started_processes import (
     first_spawned_rank_in_this_process,
@@ -120,6 +126,8 @@ class TracingProcess:
         self._full_size: int | None = None
         """The number of samples in a full training batch, or None if it is unknown."""
         self._sample_shapes: tuple[torch.Size, ...] | None = None
+        self._list_depth: int | None = None
+        """The depth of the lists of samples in a training batch (see `sample_list_depth`)."""
         self._evaluation_ends: float | None = None
         """The time at which to stop an evaluation that runs before the training (see `_training_follows`)."""
         self._resize_to: int | None = None
@@ -336,7 +344,7 @@ class TracingProcess:
                 size = getattr(iterator, "_legroom_batch_size", None)
                 # The same setting usually determines two equal batch sizes.
                 if size == self._full_size not in (None, 1) and not self._has_evaluation_setting:
-                    batch = resized(batch, self._resize_to)
+                    batch = resized(batch, self._resize_to, sample_list_depth(batch, size))
             return batch
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -349,10 +357,13 @@ class TracingProcess:
         """Return a training batch with the requested number of samples. A partial batch at the end of an epoch gets as
         many samples as a full batch, because the next epoch starts with a full batch.
         """
-        size = batch_size_of(batch)
+        if self._batches == 1:
+            self._list_depth = sample_list_depth(batch, self._full_size)
+        depth = self._list_depth
+        size = batch_size_of(batch, depth)
         if self._resize_to is not None:
-            batch = resized(batch, self._resize_to)
-            self._batch_size = batch_size_of(batch) or self._batch_size
+            batch = resized(batch, self._resize_to, depth)
+            self._batch_size = batch_size_of(batch, depth) or self._batch_size
         elif self._batches == 1:
             if size is not None and self._full_size is not None and size < self._full_size:
                 self._note(
@@ -361,7 +372,7 @@ class TracingProcess:
                 )
             self._batch_size = size or self._batch_size
         elif size is not None and self._batch_size is not None and size < self._batch_size == self._full_size:
-            batch = resized(batch, self._full_size)
+            batch = resized(batch, self._full_size, depth)
         else:
             self._batch_size = max(size or 0, self._batch_size or 0) or None
         return batch

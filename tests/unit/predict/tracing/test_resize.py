@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from legroom.predict.tracing.resize import batch_size_of, full_batch_size, resized, sample_shapes
+from legroom.predict.tracing.resize import (
+    batch_size_of,
+    full_batch_size,
+    resized,
+    sample_list_depth,
+    sample_shapes,
+)
 
 Pair = namedtuple("Pair", "image label")
 
@@ -56,3 +62,31 @@ def test_the_full_batch_size_is_the_one_of_the_loader_or_of_its_sampler() -> Non
     assert full_batch_size(DataLoader(data, 4)) == 4
     assert full_batch_size(DataLoader(data, batch_sampler=sampler)) == 3
     assert full_batch_size(DataLoader(data, batch_size=None)) is None
+
+
+def detection_batch(size: int) -> tuple[tuple[torch.Tensor, ...], tuple[dict[str, torch.Tensor], ...]]:
+    images = tuple(torch.zeros(3, 8 + index, 8) for index in range(size))
+    targets = tuple({"boxes": torch.zeros(1 + index % 2, 4)} for index in range(size))
+    return images, targets
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 9])
+def test_a_batch_of_lists_is_resized_by_samples(size: int) -> None:
+    images, targets = detection_batch(4)
+    depth = sample_list_depth((images, targets), 4)
+    assert depth == 1
+    assert batch_size_of((images, targets), depth) == 4
+    changed = resized((images, targets), size, depth)
+    assert [len(part) for part in changed] == [size, size]
+    assert changed[0][0].shape == (3, 8, 8)
+    assert sample_list_depth(list(zip(images, targets, strict=True)), 4) == 0
+    assert len(resized(list(zip(images, targets, strict=True)), size, 0)) == size
+    assert {len(value) for value in resized({"images": images, "targets": targets}, size, 1).values()} == {
+        size
+    }
+
+
+def test_a_batch_of_tensors_is_not_a_batch_of_lists() -> None:
+    views = [torch.zeros(4, 3), torch.zeros(4, 3)]
+    assert sample_list_depth([views, torch.zeros(4)], 4) is None
+    assert sample_list_depth([views, views], None) is None
