@@ -26,6 +26,7 @@ from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.retained_size import RetainedStorages
 from legroom.observe.leaks.live_objects import StorageTracker, find_live_objects, other_views
 from legroom.observe.leaks.search.suspects import HolderFinder
+from legroom.observe.tensor_reference import TensorReference
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.run.record import BlockRecording, record
 from legroom.show.common.formatting import format_location
@@ -220,7 +221,7 @@ def _by_retained_size(tensors: list[torch.Tensor]) -> list["weakref.ref[torch.Te
     retained = RetainedStorages(_measure)
     sizes = {id(tensor): sum(retained.by(tensor).values()) for tensor in tensors}
     tensors.sort(key=lambda tensor: -sizes[id(tensor)])
-    return [weakref.ref(tensor) for tensor in tensors]
+    return [TensorReference(tensor) for tensor in tensors]
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules.dispatcher import Overrides, overload
+from legroom.observe.tensor_reference import TensorReference
 
 LOWER = frozenset(
     {
@@ -193,7 +194,7 @@ class Casts:
             return value.to(dtype)
         cached = self._cache.get(id(value))
         if cached is None or cached[0]() is not value:
-            cached = self._cache[id(value)] = weakref.ref(value), value.to(dtype)
+            cached = self._cache[id(value)] = TensorReference(value), value.to(dtype)
         return cached[1]
 
     def _eligible(self, value: Any) -> bool:

@@ -14,6 +14,7 @@ import weakref
 from typing import Any
 
 from legroom.observe.leaks.live_objects import LiveObjects, find_instances, kinds_of_objects
+from legroom.observe.tensor_reference import TensorReference
 
 _YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
 """The generations whose objects are new. In Python 3.14 and newer, each collection moves the objects of generation 0 to
@@ -37,7 +38,7 @@ class CreatedObjects:
         if self._is_started:
             return
         self._is_started = True
-        self._earlier = {id(each): weakref.ref(each) for each in _young_objects()}
+        self._earlier = {id(each): TensorReference(each) for each in _young_objects()}
         gc.callbacks.append(self._collects)
 
     def find(self) -> tuple[LiveObjects, LiveObjects]:
@@ -53,12 +54,12 @@ class CreatedObjects:
     def read_earlier_objects(self) -> None:
         created = {id(each) for group in self.find()[0] for each in group}
         earlier = (each for each in find_instances(kinds_of_objects()) if id(each) not in created)
-        self._earlier = {id(each): weakref.ref(each) for each in earlier}
+        self._earlier = {id(each): TensorReference(each) for each in earlier}
         self.includes_earlier = True
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] >= _YOUNG[-1]:
-            self._references += map(weakref.ref, _young_objects())
+            self._references += map(TensorReference, _young_objects())
             if len(self._references) > self._prune_above:
                 self._references = [each for each in self._references if each() is not None]
                 self._prune_above = max(2 * len(self._references), _MIN_PRUNED)

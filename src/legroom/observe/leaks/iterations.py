@@ -31,6 +31,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from legroom.observe.compiled import not_compiled
+from legroom.observe.tensor_reference import TensorReference
 from legroom.observe.training import has_optimizer
 from legroom.observe.training_threads import inference_threads, register_training_thread, thread_serial
 
@@ -258,7 +259,7 @@ class IterationTracker:
     def _note_trained(self, optimizer: torch.optim.Optimizer) -> None:
         alive = {key: reference for key, reference in self._trained.items() if reference() is not None}
         trained = (each for group in optimizer.param_groups for each in group["params"])
-        newest = {id(each): weakref.ref(each) for each in trained}
+        newest = {id(each): TensorReference(each) for each in trained}
         self._trained = alive | newest
         self._one_per_model += list(newest.values())[:1]
 
@@ -271,7 +272,7 @@ class IterationTracker:
         for optimizer in filter(None, (reference() for reference in self.optimizers)):
             first, *added = optimizer.param_groups
             if len(added) < self.MAX_GROUPS and any(id(each) in self._trained for each in first["params"]):
-                found |= {id(each): weakref.ref(each) for group in added for each in group["params"]}
+                found |= {id(each): TensorReference(each) for group in added for each in group["params"]}
         return found
 
     @property

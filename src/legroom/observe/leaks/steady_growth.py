@@ -5,7 +5,6 @@ Some containers that are not leaks are filled slowly. The result of the search (
 reported only at the end of the run, if no other leak was found.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of, other_views
 from legroom.observe.leaks.observations import NUMBER_BYTES, Targets
 from legroom.observe.leaks.survivors import SurvivorHistory
+from legroom.observe.tensor_reference import TensorReference
 
 if TYPE_CHECKING:
     from legroom.observe.leaks.search.suspects import Suspect
@@ -71,7 +71,7 @@ class SteadyGrowth:
             views += of_chosen
             chosen += [view for view, _ in of_chosen]
             self.with_graph |= {id(each) for each, _ in with_graph(chosen)}
-            self.targets[size] = [weakref.ref(each) for each in chosen]
+            self.targets[size] = [TensorReference(each) for each in chosen]
         self.created_in = {
             id(each): self._iterations_of_scans[first - 1]
             for first, found in (relevant.items() if self.targets else ())

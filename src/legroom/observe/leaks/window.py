@@ -13,7 +13,6 @@ If a scan finds growth of one of these kinds, a search finds the variables and l
 """
 
 import sys
-import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -49,6 +48,7 @@ from legroom.observe.leaks.observations import (
     Targets,
 )
 from legroom.observe.leaks.steady_growth import SteadyGrowth
+from legroom.observe.tensor_reference import TensorReference
 
 if TYPE_CHECKING:
     from legroom.memory.detected_leak import DetectedLeak, LeakKind
@@ -314,4 +314,4 @@ def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[t
 
 
 def _weak(tensors: list[torch.Tensor]) -> Targets:
-    return [weakref.ref(tensor) for tensor in tensors]
+    return [TensorReference(tensor) for tensor in tensors]

@@ -17,6 +17,8 @@ _TABLE = re.compile(r"\[+(?P<name>[^\]]+)\]+\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Constant:
+    """An integer constant in the code of a script or in a configuration file."""
+
     name: str
     path: str
     """The name with the names of the containers and functions around it, for example `val.batch_size`."""
