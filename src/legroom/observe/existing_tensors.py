@@ -12,15 +12,14 @@ from torch import nn
 from legroom.memory.event_base import Category
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.dispatch.storages import storage_of
-from legroom.observe.leaks.live_objects import find_instances, subclasses
+from legroom.observe.instances import find_instances
 
 
 def record_existing_tensors(recorder: Recorder) -> None:
     """Record every existing tensor that has a Python object as host memory. Tensors that only C++ code references are
     recorded when an operation changes them.
     """
-    kinds = subclasses(torch.Tensor) | subclasses(nn.Module) | subclasses(torch.optim.Optimizer)
-    found = find_instances({kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")})
+    found = find_instances((torch.Tensor, nn.Module, torch.optim.Optimizer))
     tensors = [each for each in found if isinstance(each, torch.Tensor)]
     with torch._C.DisableTorchFunction():
         for tensor in tensors:

@@ -23,7 +23,7 @@ from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.source.batch_argument import suggests_evaluation
 from legroom.observe.source.user_files import INTERNAL, USER, kind_of
 
-MAX_DEPTH, MAX_CHAINS, MAX_MODELS = 48, 1000, 1000
+MAX_CHAINS, MAX_MODELS = 1000, 1000
 _TRAINING_NAME = re.compile(r"(?:^|_)(?:train|training|fit|learn|pretrain|finetune)(?:$|_)", re.IGNORECASE)
 _BACKWARD_NAMES = {"backward", "manual_backward"}
 
@@ -226,7 +226,7 @@ def _has_parameters(model: nn.Module) -> bool:
 
 def _chain(frame: FrameType | None) -> CallChain:
     lines: list[Line] = []
-    while frame is not None and len(lines) < MAX_DEPTH:
+    while frame is not None:
         code = frame.f_code
         if kind_of(code.co_filename) != INTERNAL:
             lines.append(Line(code, frame.f_lineno))
@@ -265,29 +265,13 @@ def _in_same_loop(line: Line, other: int) -> bool:
 
     If the function has no loop around `line`, or its source is unknown, the result is True.
     """
-    from legroom.observe.source.files import LOOPS, tree_of  # `legroom.watch` does not need it
+    from legroom.observe.source.files import innermost_loop, tree_of  # `legroom.watch` does not need it
 
     tree = tree_of(line.code.co_filename)
-    stack: list[Any] = [] if tree is None else [tree]
-    innermost = None
-    while stack:
-        node = stack.pop()
-        for child in getattr(node, "body", ()):
-            stack.extend(_at(child, line.number))
-        for name in ("orelse", "finalbody", "handlers", "cases"):
-            for child in getattr(node, name, ()):
-                stack.extend(_at(child, line.number))
-        first = getattr(node, "lineno", 0)
-        if isinstance(node, LOOPS) and first >= line.code.co_firstlineno:
-            innermost = node
-    return innermost is None or innermost.lineno <= other <= (innermost.end_lineno or 0)
-
-
-def _at(node: Any, number: int) -> list[Any]:
-    first = getattr(node, "lineno", None)
-    if first is None:  # a `case` block has no line
-        return [node]
-    return [node] if first <= number <= (node.end_lineno or 0) else []
+    loop = innermost_loop(tree, line.number) if tree is not None else None
+    if loop is None or loop.lineno < line.code.co_firstlineno:
+        return True
+    return loop.lineno <= other <= (loop.end_lineno or 0)
 
 
 def _frame_of(chain: CallChain) -> Frame | None:

@@ -11,7 +11,7 @@ import torch
 
 from legroom.memory.annotations import FoundSetting, LiveOptimizer, ProgramState
 from legroom.memory.event_base import Annotation, Frame
-from legroom.observe.optimizer_lines import line_of
+from legroom.observe.creation_lines import optimizer_lines
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.training import TrainingClock, live_optimizers
@@ -100,7 +100,7 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer
             temporary += size * (_TEMPORARY_COPIES.get(name, 2) + decays)
     if not trainable:
         return None
-    line = line_of(optimizer)
+    line = next(iter(optimizer_lines.of(optimizer)), None)
     return LiveOptimizer(
         seconds, type(optimizer).__name__, update, name in _FUSED and _accepts_fused(optimizer), trainable, state,
         temporary, line.file if line else "", line.line if line else 0,

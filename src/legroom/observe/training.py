@@ -24,10 +24,9 @@ from torch.utils.data import dataloader as _dataloader
 from legroom.memory.annotations import EvaluatedWithGradients
 from legroom.memory.event_base import Frame
 from legroom.observe.compiled import not_compiled
+from legroom.observe.creation_lines import follow_constructors, lines_of_loader, unfollow_constructors
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.forward_passes import ForwardPasses
-from legroom.observe.loader_lines import follow_loaders, lines_of, unfollow_loaders
-from legroom.observe.optimizer_lines import follow_optimizers, unfollow_optimizers
 from legroom.observe.training_threads import register_training_thread
 
 
@@ -91,8 +90,7 @@ class TrainingClock:
     def attach(self, *, batches_only: bool = False) -> None:
         self._step_started = time.perf_counter()
         if not batches_only:
-            follow_optimizers()
-            follow_loaders()
+            follow_constructors()
             self._handles = [
                 register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
                 register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
@@ -101,8 +99,7 @@ class TrainingClock:
 
     def detach(self) -> None:
         if self._handles:
-            unfollow_optimizers()
-            unfollow_loaders()
+            unfollow_constructors()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -221,7 +218,7 @@ class TrainingClock:
             finally:
                 self._this_thread.in_loader = outer
             self.batch_size, self.samples = _batch_size(loader_iterator), _count_samples(batch)
-            self.loader_lines = lines_of(loader_iterator)
+            self.loader_lines = lines_of_loader(loader_iterator)
             self._batch(batch)
             return batch
 

@@ -73,6 +73,25 @@ def test_views_of_one_step_are_training(program):
         program.backward()
 
 
+def test_training_below_many_functions_is_training(program):
+    def train_below(functions):
+        if functions % 2:
+            return train_below(functions - 1)
+        if functions:
+            return train_below(functions - 1)
+        model, x = program.model, torch.ones(2)
+        for step in range(6):
+            if step < 5:
+                model(x)
+            else:
+                _ = model(x), model(x), model(x)
+                found = program.verdict()
+            (lambda: program.backward())()
+        return found
+
+    assert train_below(100) is False
+
+
 def test_method_with_a_train_flag_evaluates_in_its_second_batch(program):
     run(program, 3, is_training=True)
     assert run(program, 2, is_training=False) is True

@@ -13,7 +13,8 @@ def test_a_tensor_with_a_reference_can_be_swapped() -> None:
     references = TensorReference(tensor), TensorReference(other)
     torch.utils.swap_tensors(tensor, other)
     assert tensor.tolist() == [1, 1]
-    assert references[0]() is tensor and references[1]() is other
+    assert references[0]() is tensor
+    assert references[1]() is other
 
 
 def test_a_tensor_with_a_weak_reference_of_the_program_cannot_be_swapped() -> None:
@@ -33,4 +34,5 @@ def test_a_module_can_be_converted_by_swapping_while_its_objects_are_listed(
     monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
     weight = model.weight
     model.to(torch.float64)
-    assert model.weight is weight and weight.dtype == torch.float64
+    assert model.weight is weight
+    assert weight.dtype == torch.float64

@@ -237,7 +237,7 @@ def _smaller_state(
         return None
     for option, left in options:
         available = evidence.budget - evidence.unusable - stateless - left
-        fraction = min(available / scaling * 0.75, 0.5)
+        fraction = min(available / max(scaling, 1) * 0.75, 0.5)
         if available <= 0 or (fraction < 0.25 and left):
             continue
         smaller = smaller_setting(evidence.setting, fraction)

@@ -10,7 +10,6 @@ would keep the tensors alive.
 """
 
 import contextlib
-import gc
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,6 +25,7 @@ from legroom.observe.dispatch.attribution import user_lines
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of
 from legroom.observe.holders.retained_size import Measure, RetainedStorages, is_legroom_class
+from legroom.observe.instances import find_instances
 from legroom.observe.source.user_files import is_user_file
 
 _LEGROOM = __file__.rpartition("observe")[0]
@@ -163,13 +163,11 @@ def _tensors_with_graphs() -> list[torch.Tensor]:
     """
     found: list[torch.Tensor] = []
     with torch._C.DisableTorchFunction():
-        for each in gc.get_objects():
-            if issubclass(type(each), torch.Tensor):
-                with contextlib.suppress(
-                    Exception
-                ):  # a tensor of a finished `torch.func` transform is invalid
-                    if each.grad_fn is not None:
-                        found.append(each)
+        for each in find_instances((torch.Tensor,)):
+            # A tensor of a finished `torch.func` transform is invalid.
+            with contextlib.suppress(Exception):
+                if each.grad_fn is not None:
+                    found.append(each)
     return found
 
 

@@ -3,7 +3,8 @@
 Reading all objects of a process takes tens of milliseconds, because most of them (classes, functions and module
 dictionaries) are not in the CPU's caches. New objects are in the young generations of Python's garbage collector. An
 object can leave these generations only by a collection. This module therefore reads the young generations before each
-such collection and keeps weak references to the tensors and modules in them.
+such collection and keeps weak references to the tensors and modules in them. `gc.freeze` hides objects from the
+collector, and thus from this module.
 
 The objects that existed before the start are read only when a scan finds possible growth (see `read_earlier_objects`).
 """
@@ -13,7 +14,8 @@ import sys
 import weakref
 from typing import Any
 
-from legroom.observe.leaks.live_objects import LiveObjects, find_instances, kinds_of_objects
+from legroom.observe.instances import find_instances
+from legroom.observe.leaks.live_objects import KINDS, LiveObjects
 from legroom.observe.tensor_reference import TensorReference
 
 _YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
@@ -27,7 +29,7 @@ class CreatedObjects:
     def __init__(self) -> None:
         self.includes_earlier = False
         """True if the objects that existed before the start are included."""
-        self._is_started = False
+        self._users = 0
         self._references: list[weakref.ref[Any]] = []
         """The tensors and modules that have left the young generations, and possibly objects that were freed."""
         self._earlier: dict[int, weakref.ref[Any]] = {}
@@ -35,11 +37,17 @@ class CreatedObjects:
         self._prune_above = _MIN_PRUNED
 
     def start(self) -> None:
-        if self._is_started:
+        self._users += 1
+        if self._users > 1:
             return
-        self._is_started = True
         self._earlier = {id(each): TensorReference(each) for each in _young_objects()}
         gc.callbacks.append(self._collects)
+
+    def stop(self) -> None:
+        self._users -= 1
+        if not self._users:
+            gc.callbacks.remove(self._collects)
+            self._references, self._earlier, self.includes_earlier = [], {}, False
 
     def find(self) -> tuple[LiveObjects, LiveObjects]:
         """Return the live objects that were created since the start, and the earlier objects. The second result is
@@ -53,7 +61,7 @@ class CreatedObjects:
 
     def read_earlier_objects(self) -> None:
         created = {id(each) for group in self.find()[0] for each in group}
-        earlier = (each for each in find_instances(kinds_of_objects()) if id(each) not in created)
+        earlier = (each for each in find_instances(KINDS) if id(each) not in created)
         self._earlier = {id(each): TensorReference(each) for each in earlier}
         self.includes_earlier = True
 
@@ -66,11 +74,7 @@ class CreatedObjects:
 
 
 def _young_objects() -> list[Any]:
-    kinds = kinds_of_objects()
-    found: list[Any] = []
-    for generation in _YOUNG:
-        found += find_instances(kinds, generation)
-    return found
+    return [each for generation in _YOUNG for each in find_instances(KINDS, generation)]
 
 
 created_objects = CreatedObjects()

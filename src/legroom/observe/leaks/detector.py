@@ -153,7 +153,7 @@ class LeakDetector:
         """A retained graph whose holder was not found. The leak is reported at the end of the run, unless another leak
         is found.
         """
-        self._is_finished = False
+        self._is_attached, self._is_finished = False, False
 
     def begin_loop(self) -> None:
         # Results of earlier loops do not delay the scans of the new loop.
@@ -163,6 +163,7 @@ class LeakDetector:
     def attach(self) -> None:
         self._began = time.perf_counter()
         created_objects.start()
+        self._is_attached = True
         self.iterations.attach()
 
     def detach(self) -> None:
@@ -171,6 +172,9 @@ class LeakDetector:
         if self._reports is not None:
             self._reports.finish_trace(self.iteration, now=True)
         self.finish()
+        if self._is_attached:
+            self._is_attached = False
+            created_objects.stop()
 
     def finish(self) -> None:
         """Report steady growth if nothing else was found, and mark growth that stopped. Call this method at the end of

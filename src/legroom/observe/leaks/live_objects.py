@@ -5,10 +5,8 @@ through the autograd graphs of the listed tensors. An address may be reused, so 
 between scans.
 """
 
-import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +14,10 @@ from torch import nn
 
 from legroom.observe.dispatch.storages import storage_of, tensors_in
 from legroom.observe.holders.python_names import file_of
+from legroom.observe.instances import find_instances
 from legroom.observe.source.user_files import is_user_file
+
+KINDS = (torch.Tensor, nn.Module)
 
 
 class LiveObjects(NamedTuple):
@@ -43,35 +44,7 @@ class LiveObjects(NamedTuple):
 
 
 def find_live_objects() -> LiveObjects:
-    return LiveObjects.of(find_instances(kinds_of_objects()))
-
-
-def find_instances(kinds: set[type], generation: int | None = None) -> list[Any]:
-    """Return the objects of these types that the garbage collector tracks, in all generations or in one."""
-    objects = gc.get_objects(generation)
-    # Runs in C. Checking several hundred thousand objects in Python takes several times as long.
-    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
-
-
-def kinds_of_objects() -> set[type]:
-    """Return the types of tensors with memory, and of modules."""
-    return _with_memory(subclasses(torch.Tensor)) | subclasses(nn.Module)
-
-
-def _with_memory(kinds: set[type]) -> set[type]:
-    """Return the tensor types without the fake tensor types of `torch.compile`. Fake tensors have no memory, and their
-    graph nodes may have been numbered on other threads.
-    """
-    return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
-
-
-def subclasses(kind: type) -> set[type]:
-    kinds, unread = {kind}, [kind]
-    while unread:
-        derived: set[type] = set(type.__subclasses__(unread.pop())) - kinds
-        kinds |= derived
-        unread += derived
-    return kinds
+    return LiveObjects.of(find_instances(KINDS))
 
 
 class StorageTracker:

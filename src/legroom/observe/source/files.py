@@ -148,6 +148,27 @@ def line_of_cache(file: str, name: str, first: int) -> int:
     return first
 
 
+def innermost_loop(tree: ast.Module, line: int) -> ast.For | ast.While | ast.AsyncFor | None:
+    """Return the innermost loop around a line, including the lines of the loop itself."""
+    found = None
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, LOOPS):
+            found = node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            children = getattr(node, name, ())
+            stack += (
+                (each for each in children if _contains(each, line)) if isinstance(children, list) else ()
+            )
+    return found
+
+
+def _contains(node: ast.AST, line: int) -> bool:
+    first = getattr(node, "lineno", None)  # a `case` block has no line
+    return first is None or first <= line <= (getattr(node, "end_lineno", None) or 0)
+
+
 def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
     """Return whether the statement on this line is in a loop. With `itself`, also return True if the statement contains
     a comprehension.

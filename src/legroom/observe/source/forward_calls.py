@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from legroom.memory.event_base import Frame
-from legroom.observe.source.files import LOOPS, tree_of
+from legroom.observe.source.files import innermost_loop, tree_of
 
 _METHODS = frozenset({"parameters", "named_parameters", "train", "zero_grad", "state_dict"})
 """Methods that are called on models. A model that a loop calls is usually passed to an optimizer first."""
@@ -27,14 +27,9 @@ def forward_calls(call: Frame) -> ForwardCalls | None:
     backward pass, or if the line calls no model by its name.
     """
     tree = tree_of(call.file)
-    loops = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, LOOPS) and node.lineno <= call.line <= (node.end_lineno or 0)
-    ]
-    if tree is None or not loops:
+    loop = innermost_loop(tree, call.line) if tree is not None else None
+    if tree is None or loop is None:
         return None
-    loop = max(loops, key=lambda node: node.lineno)
     models = {
         ast.unparse(node.func.value)
         for node in ast.walk(tree)

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from legroom.memory.event_base import Frame
-from legroom.observe.source.files import LOOPS, tree_of
+from legroom.observe.source.files import innermost_loop, tree_of
 
 
 def keeps_gradients_until_backward(step: Frame) -> bool:
@@ -16,14 +16,9 @@ def keeps_gradients_until_backward(step: Frame) -> bool:
     tree = tree_of(step.file)
     if tree is None:
         return False
-    loops = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, LOOPS) and node.lineno <= step.line <= (node.end_lineno or 0)
-    ]
-    if not loops:
+    loop = innermost_loop(tree, step.line)
+    if loop is None:
         return False
-    loop = max(loops, key=lambda node: node.lineno)
     resets, backward = list(_calls(loop, "zero_grad")), list(_calls(loop, "backward"))
     if len(resets) != 1 or len(backward) != 1:
         return False
@@ -36,7 +31,7 @@ def keeps_gradients_until_backward(step: Frame) -> bool:
         for each in ast.walk(target)
         if isinstance(each, ast.Name) and each.id in names and node.lineno < backward[0].lineno
     ]
-    return any(line < resets[0].lineno for line in computed) and resets[0].lineno < backward[0].lineno
+    return bool(computed) and max(computed) < resets[0].lineno < backward[0].lineno
 
 
 def _calls(loop: ast.AST, method: str) -> Iterator[ast.Call]:

@@ -17,7 +17,8 @@ def created() -> Iterator[CreatedObjects]:
     objects = CreatedObjects()
     objects.start()
     yield objects
-    gc.callbacks.remove(objects._collects)
+    objects.stop()
+    assert objects._collects not in gc.callbacks
 
 
 def _ids(*found: LiveObjects) -> set[int]:
@@ -71,7 +72,8 @@ def test_earlier_objects_are_found_only_when_they_are_read() -> None:
         assert {id(old[0]), id(young[0])} <= _ids(earlier)
         assert _ids(found, earlier) == _ids(find_live_objects())
     finally:
-        gc.callbacks.remove(objects._collects)
+        objects.stop()
+    assert objects._collects not in gc.callbacks
 
 
 def test_no_object_is_kept_alive(created: CreatedObjects) -> None:

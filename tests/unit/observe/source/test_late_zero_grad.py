@@ -11,11 +11,15 @@ LATE = "for x in loader:\n    loss = model(x).sum()\n    optimizer.zero_grad()\n
 SCALED = LATE.replace("loss.backward", "scaler.scale(loss).backward")
 FIRST = "for x in loader:\n    optimizer.zero_grad()\n    loss = model(x).sum()\n\n    loss.backward()\n    optimizer.step()\n"
 LAST = "for x in loader:\n    loss = model(x).sum()\n    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+WEIGHTED = FIRST.replace("optimizer.zero", "w = schedule(1); optimizer.zero").replace(
+    "loss.backward", "(w * loss).backward"
+)
 TWICE = LATE.replace("    loss =", "    optimizer.zero_grad(); loss =")
 
 
 @pytest.mark.parametrize(
-    ("text", "late"), [(LATE, True), (SCALED, True), (FIRST, False), (LAST, False), (TWICE, False)]
+    ("text", "late"),
+    [(LATE, True), (SCALED, True), (FIRST, False), (LAST, False), (WEIGHTED, False), (TWICE, False)],
 )
 def test_gradients_are_alive_if_zero_grad_follows_the_loss(tmp_path: Path, text: str, late: bool) -> None:
     script = tmp_path / "train.py"
