@@ -61,7 +61,7 @@ from legroom.show.report.tracebacks import (
     format_short_traceback,
     format_traceback,
     innermost_user_location,
-    keep_user_frames,
+    omit_dispatch_frames,
 )
 from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
@@ -293,7 +293,7 @@ class Recording:
             traceback = format_short_traceback(error, is_user_file)
             _guarded(lambda: self._print_oom_report(text, traceback))
             if hooked:
-                keep_user_frames(error, is_user_file)
+                omit_dispatch_frames(error)
         if self._listener is not None:
             self._listener.on_exception(text, traceback)
         if not hooked:

@@ -35,19 +35,25 @@ def format_traceback(error: BaseException) -> str:
     return _render(error, lambda stack: (frame for frame in stack if not _is_legroom(frame)))
 
 
-def keep_user_frames(error: BaseException, is_user_file: Callable[[str], bool]) -> None:
-    """Remove all frames outside the user's code from the traceback of an error and of its causes, for a hook of the
-    program that prints the traceback itself.
+def omit_dispatch_frames(error: BaseException) -> None:
+    """Remove the frames that only a virtual GPU adds from the traceback of an error and of its causes, for a hook of
+    the program that prints the traceback itself. These are Legroom's frames and the frames of torch that they call.
     """
     part: BaseException | None = error
     seen: set[int] = set()
     while part is not None and id(part) not in seen:
         seen.add(id(part))
-        kept = None
-        for entry in reversed(list(_entries(part.__traceback__))):
-            if is_user_file(entry.tb_frame.f_code.co_filename):
-                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-        part.__traceback__ = kept
+        kept, in_dispatch = [], False
+        for entry in _entries(part.__traceback__):
+            file = entry.tb_frame.f_code.co_filename
+            in_dispatch = file.startswith(_LEGROOM) or (in_dispatch and _package(file) == "torch")
+            if not in_dispatch:
+                kept.append(entry)
+        part.__traceback__ = None
+        for entry in reversed(kept):
+            part.__traceback__ = TracebackType(
+                part.__traceback__, entry.tb_frame, entry.tb_lasti, entry.tb_lineno
+            )
         part = part.__cause__ or part.__context__
 
 

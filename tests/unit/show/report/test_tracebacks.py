@@ -3,16 +3,18 @@
 import json
 import re
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
 
+from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.show.report.tracebacks import (
     format_error_line,
     format_short_traceback,
     format_traceback,
     innermost_user_location,
-    keep_user_frames,
+    omit_dispatch_frames,
 )
 
 
@@ -107,10 +109,23 @@ def test_a_misspelled_name_is_suggested_as_python_does():
     assert channels
 
 
-def test_hooks_of_the_program_print_only_the_users_frames() -> None:
-    error = caught(failing)
-    error.__context__ = caught(lambda: json.loads("{"))
-    keep_user_frames(error, is_mine)
-    files = re.findall(r'File "(.*?)"', "".join(traceback.format_exception(error)))
-    assert set(files) == {__file__}
-    assert error.__traceback__ is not None
+def test_hooks_of_the_program_get_the_frames_of_a_run_without_a_virtual_gpu() -> None:
+    def plain() -> None:
+        torch.nn.Linear(2, 2)(torch.zeros(3))
+
+    def virtual() -> None:
+        torch.nn.Linear(2, 2, device="cuda")(torch.zeros(3, device="cuda"))
+
+    with VirtualGPU("1GiB"):
+        error = caught(virtual)
+    omit_dispatch_frames(error)
+    plain_frames, frames = (
+        [
+            name
+            for each in traceback.extract_tb(found.__traceback__)
+            if (name := Path(each.filename).name) != "module.py"
+        ]
+        for found in (caught(plain), error)
+    )  # with hooks, a module has one more frame
+    assert frames == plain_frames
+    assert "linear.py" in frames
