@@ -6,11 +6,14 @@ object can leave these generations only by a collection. This module therefore r
 such collection and keeps weak references to the tensors and modules in them. `gc.freeze` hides objects from the
 collector, and thus from this module.
 
-The objects that existed before the start are read only when a scan finds possible growth (see `read_earlier_objects`).
+The objects that existed before the start are read once, when a scan finds possible growth or the loop has run for some
+iterations. This module continues between loops, for example during a validation, so that later loops need not read all
+objects again.
 """
 
 import gc
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -23,13 +26,17 @@ _YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
 the old objects. Without the global interpreter lock, all objects are in generation 0.
 """
 _MIN_PRUNED = 1024
+READ_AFTER_ITERATIONS = 20
+KEEP_SECONDS = 60.0
+"""How long this module continues after the last loop."""
 
 
 class CreatedObjects:
     def __init__(self) -> None:
         self.includes_earlier = False
         """True if the objects that existed before the start are included."""
-        self._users = 0
+        self._users, self._stopped = 0, 0.0
+        self._is_reading = False
         self._references: list[weakref.ref[Any]] = []
         """The tensors and modules that have left the young generations, and possibly objects that were freed."""
         self._earlier: dict[int, weakref.ref[Any]] = {}
@@ -38,16 +45,17 @@ class CreatedObjects:
 
     def start(self) -> None:
         self._users += 1
-        if self._users > 1:
+        if self._is_reading:
             return
+        self._is_reading = True
+        self._references, self.includes_earlier = [], False
         self._earlier = {id(each): TensorReference(each) for each in _young_objects()}
-        gc.callbacks.append(self._collects)
+        if self._collects not in gc.callbacks:
+            gc.callbacks.append(self._collects)
 
     def stop(self) -> None:
         self._users -= 1
-        if not self._users:
-            gc.callbacks.remove(self._collects)
-            self._references, self._earlier, self.includes_earlier = [], {}, False
+        self._stopped = time.perf_counter()
 
     def find(self) -> tuple[LiveObjects, LiveObjects]:
         """Return the live objects that were created since the start, and the earlier objects. The second result is
@@ -66,7 +74,12 @@ class CreatedObjects:
         self.includes_earlier = True
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and info["generation"] >= _YOUNG[-1]:
+        if not self._is_reading:
+            return  # a callback must not be removed during a collection, because the next callback would be skipped
+        if not self._users and time.perf_counter() - self._stopped > KEEP_SECONDS:
+            self._is_reading = False
+            self._references, self._earlier = [], {}
+        elif phase == "start" and info["generation"] >= _YOUNG[-1]:
             self._references += map(TensorReference, _young_objects())
             if len(self._references) > self._prune_above:
                 self._references = [each for each in self._references if each() is not None]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.observe.leaks.created_objects import created_objects
+from legroom.observe.leaks.created_objects import READ_AFTER_ITERATIONS, created_objects
 from legroom.observe.leaks.graph_ages import (
     MIN_ITERATIONS,
     NodeNumbers,
@@ -132,8 +132,8 @@ class ScanWindow:
 
     def _observe(self, iteration: int) -> Observations:
         live, graph, by_first_scan = self._read(iteration)
-        if not created_objects.includes_earlier and self._may_grow(
-            graph.iterations(iteration), by_first_scan
+        if not created_objects.includes_earlier and (
+            iteration >= READ_AFTER_ITERATIONS or self._may_grow(graph.iterations(iteration), by_first_scan)
         ):
             created_objects.read_earlier_objects()
             live, graph, by_first_scan = self._read(iteration)
@@ -234,7 +234,9 @@ class ScanWindow:
         return live, graph, self._storages.update(live.tensors, expected, self.scans)
 
     def _may_grow(self, retained: list[int], by_first_scan: dict[int, list[torch.Tensor]]) -> bool:
-        """Return whether the earlier objects are needed to decide if memory grows."""
+        """Return whether the earlier objects are needed to decide if memory grows. An operation in place can add a graph
+        to an earlier tensor without creating a tensor, so they are also read after some iterations.
+        """
         survived = sum(1 < first < self.scans for first in by_first_scan)
         return len(retained) >= 2 or self._count_rises(3) or (self._rare and survived >= 2)
 

@@ -167,7 +167,7 @@ def test_a_total_in_a_dict_that_is_changed_in_place_is_reported_at_the_change() 
     def keep(step: int, loss: Any, output: Any) -> None:
         stats.value("loss").add_(loss)
 
-    (leak,) = leaks_of(keep)
+    (leak,) = leaks_of(keep, iterations=30)
     assert (leak.name, leak.line) == ("stats.values", _line(keep, "add_(loss)"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.observe.leaks.created_objects import CreatedObjects
+from legroom.observe.leaks.created_objects import KEEP_SECONDS, CreatedObjects
 from legroom.observe.leaks.live_objects import LiveObjects, find_live_objects
 
 
@@ -18,7 +18,7 @@ def created() -> Iterator[CreatedObjects]:
     objects.start()
     yield objects
     objects.stop()
-    assert objects._collects not in gc.callbacks
+    gc.callbacks.remove(objects._collects)
 
 
 def _ids(*found: LiveObjects) -> set[int]:
@@ -73,7 +73,7 @@ def test_earlier_objects_are_found_only_when_they_are_read() -> None:
         assert _ids(found, earlier) == _ids(find_live_objects())
     finally:
         objects.stop()
-    assert objects._collects not in gc.callbacks
+    gc.callbacks.remove(objects._collects)
 
 
 def test_no_object_is_kept_alive(created: CreatedObjects) -> None:
@@ -96,3 +96,14 @@ def test_references_to_freed_objects_are_dropped(created: CreatedObjects) -> Non
         gc.collect()
         del tensors
     assert len(created._references) <= 2048
+
+
+def test_no_references_are_kept_after_the_last_loop(created: CreatedObjects) -> None:
+    kept = torch.ones(2)
+    created.stop()
+    gc.collect()
+    assert weakref.getweakrefs(kept)
+    created._stopped -= 2 * KEEP_SECONDS
+    gc.collect()
+    assert not weakref.getweakrefs(kept)
+    created.start()
