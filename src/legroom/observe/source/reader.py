@@ -148,7 +148,7 @@ class NameReader:
 
     def _visit_if(self, node: ast.If) -> None:
         self._read_test(node)
-        below_limit, missing = is_below(node), self._named.tests_for_it(node.test)
+        below_limit, missing = is_below(node, self._root), self._named.tests_for_it(node.test)
         at_start = self._is_start(node.test)
         self._missing_tests += missing
         self._limit_tests += below_limit

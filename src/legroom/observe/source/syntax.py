@@ -53,16 +53,39 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
     )
 
 
-def is_below(node: ast.If) -> bool:
+def is_below(node: ast.If, root: ast.AST) -> bool:
     """Return whether a condition requires a counter to be below a limit, as in `if step < 10:`. The comparison may be
-    part of a longer condition. In `if loss < best:`, `loss` is not a counter.
+    part of a longer condition. In `if loss < best:`, `loss` is not a counter. An attribute of `self` is a counter only
+    if the code in `root` changes it.
     """
     return any(
         isinstance(part, ast.Compare)
         and any(isinstance(operator, ast.Lt | ast.LtE) for operator in part.ops)
-        and any(_is_counter(name) for side in (part.left, *part.comparators) for name in ast.walk(side))
+        and any(
+            _is_counter(name) and not (isinstance(name, ast.Attribute) and _is_constant(name, root))
+            for side in (part.left, *part.comparators)
+            for name in ast.walk(side)
+        )
         for part in ast.walk(node.test)
     )
+
+
+def _is_constant(attribute: ast.Attribute, root: ast.AST) -> bool:
+    """Return whether only the constructor assigns an attribute of `self`."""
+    if not is_self(attribute.value):
+        return False
+    assigned = {
+        id(each): function.name
+        for function in ast.walk(root)
+        if isinstance(function, ast.FunctionDef)
+        for each in ast.walk(function)
+    }
+    where = {
+        assigned.get(id(each), "")
+        for each in ast.walk(root)
+        if isinstance(each, ast.Attribute) and each.attr == attribute.attr and isinstance(each.ctx, ast.Store)
+    }
+    return where == {"__init__"}
 
 
 def _is_counter(node: ast.AST) -> bool:

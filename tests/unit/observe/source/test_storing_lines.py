@@ -381,6 +381,17 @@ def test_only_a_counter_below_a_limit_counts(read, test: str, below_limit: bool)
     assert [each.below_limit for each in usage.statements] == [below_limit]
 
 
+@pytest.mark.parametrize(("counted", "below_limit"), [("self.count += 1", True), ("pass", False)])
+def test_a_counter_that_never_changes_is_no_limit(read, counted: str, below_limit: bool) -> None:
+    usage = read(
+        "class Pool:\n    def __init__(self):\n        self.count, self.kept = 0, []\n\n"
+        f"    def add(self, x):\n        {counted}\n        if self.count < 50:\n            self.kept.append(x)\n",
+        "kept",
+        is_attribute=True,
+    )
+    assert usage.best.below_limit == below_limit
+
+
 def test_appending_the_name_to_another_list_is_not_storing_into_it(read) -> None:
     source = "for x in data:\n    kept = (x, 1)\n    others.append(kept)\n"
     assert [each.line for each in read(source, "kept").statements] == [2]
