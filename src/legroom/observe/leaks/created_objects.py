@@ -18,6 +18,7 @@ import weakref
 from typing import Any
 
 from legroom.observe.instances import find_instances
+from legroom.observe.interrupts import deliver_interrupts
 from legroom.observe.leaks.live_objects import KINDS, LiveObjects
 from legroom.observe.tensor_reference import TensorReference
 
@@ -48,6 +49,7 @@ class CreatedObjects:
         if self._is_reading:
             return
         self._is_reading = True
+        deliver_interrupts()
         self._references, self.includes_earlier = [], False
         self._earlier = {id(each): TensorReference(each) for each in _young_objects()}
         if self._collects not in gc.callbacks:
