@@ -4,7 +4,6 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,11 +16,11 @@ class Thing:
 
 
 @pytest.fixture(autouse=True)
-def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+def hook(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     ignored: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     deliver_interrupts()
-    yield ignored
+    return ignored
 
 
 def free_with_interrupt(module: str) -> None:
