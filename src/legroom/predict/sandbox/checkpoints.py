@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from legroom.observe.virtual.patching import replaced, table
+from legroom.predict.sandbox.native_files import native_files_in
 from legroom.predict.sandbox.sandbox import Sandbox
 
 _MARK = b"legroom-traced-checkpoint:" + secrets.token_bytes(16)
@@ -36,17 +37,13 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
 
     @functools.wraps(plain_save)
     def save_tensors(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-        if isinstance(
-            obj, torch.UntypedStorage | torch.TypedStorage
-        ):  # `pickle` saves the data of a host tensor
-            plain_save(obj, f, *args, **options)
-        elif not has_data:
-            save(obj, f)
-        elif isinstance(f, str | bytes | os.PathLike):
-            with open(f, "wb") as file:  # a path would be opened in C++
-                plain_save(obj, file, *args, **options)
+        if isinstance(f, str | bytes | os.PathLike):
+            with open(f, "wb") as file:  # torch would open a path in C++
+                save_tensors(obj, file, *args, **options)
+        elif has_data or isinstance(obj, torch.UntypedStorage | torch.TypedStorage):
+            plain_save(obj, f, *args, **options)  # `pickle` saves a host tensor as a storage
         else:
-            plain_save(obj, f, *args, **options)
+            save(obj, f)
 
     @functools.wraps(plain_load)
     def load_tensors(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
@@ -71,10 +68,11 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
     functions = {"save": save_tensors, "load": load_tensors}
     tables = table(torch, functions) + table(torch.serialization, functions)
     with contextlib.suppress(ImportError):
+        import safetensors.numpy
         import safetensors.torch
 
-        tables += table(safetensors.torch, {"serialize_file": _save_empty_file})
-    with replaced(tables):
+        tables += [] if has_data else table(safetensors.torch, {"serialize_file": _save_empty_file})
+    with replaced([*native_files_in(sandbox), *tables]):
         yield
 
 

@@ -49,9 +49,13 @@ class Sandbox:
             self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
 
     @contextlib.contextmanager
-    def located(self, path: Any) -> Iterator[Any]:
-        """Yield the path of the real file for `path`, for code that opens the file without Python's functions. Inside
-        the `with` block, calls are not redirected.
+    def located(self, path: Any, mode: str = "r") -> Iterator[Any]:
+        """Yield the path of the real file for `path`, for code that opens the file without Python's functions. `mode` is
+        `r`, `w` or `r+`, as for `open`. Inside the `with` block, calls are not redirected.
         """
         with self.overlay.plain():
-            yield self.overlay.location(self.overlay.resolve(path))
+            resolved = self.overlay.resolve(path)
+            if mode == "r":
+                yield self.overlay.location(resolved)
+            else:
+                yield self.overlay.prepare(resolved, keep_content=mode == "r+")

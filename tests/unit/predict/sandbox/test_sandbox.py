@@ -212,6 +212,47 @@ with checkpoints_in(sandbox, has_data=False):
     print(torch.load("old.pt")[9].item())
 """
 
+_SCRIPTED = "m = torch.jit.script(torch.nn.Linear(2, 1)); "
+
+NATIVE = {
+    "storage": ("torch.save(torch.ones(3).untyped_storage(), 'best.pt'); print(len(torch.load('best.pt', weights_only=False)))", "12"),
+    "typed storage": ("torch.save(obj=torch.ones(3).storage(), f=pathlib.Path('best.pt')); print(len(torch.load('best.pt', weights_only=False)))", "3"),
+    "old format": ("torch.save(torch.ones(3), 'best.pt', _use_new_zipfile_serialization=False); print(torch.load('best.pt').sum().item())", "3.0"),
+    "name that is not ASCII": ("torch.save(torch.ones(3), 'b\u00e9st.pt'); print(torch.load('b\u00e9st.pt').sum().item())", "3.0"),
+    "scripted module": (_SCRIPTED + "torch.jit.save(m, 'best.pt'); print(torch.jit.load('best.pt').original_name)", "Linear"),
+    "method of a scripted module": (_SCRIPTED + "m.save('best.pt'); print(torch.jit.load(pathlib.Path('best.pt')).original_name)", "Linear"),
+    "traced function": ("torch.jit.trace(torch.nn.functional.relu, torch.ones(2)).save('best.pt'); print(torch.jit.load('best.pt')(torch.ones(1)).item())", "1.0"),
+    "lite interpreter": (_SCRIPTED + "m._save_for_lite_interpreter('best.pt'); torch.jit.mobile._load_for_lite_interpreter('best.pt'); print(1)", "1"),
+    "flatbuffer": (_SCRIPTED + "torch.jit.save_jit_module_to_flatbuffer(m, 'best.pt'); torch.jit.jit_module_from_flatbuffer('best.pt'); print(1)", "1"),
+    "package": ("from torch.package import PackageExporter as E, PackageImporter as I\nwith E('best.pt') as e: e.save_pickle('a', 'b', torch.ones(3))\n"
+                "print(I('best.pt').load_pickle('a', 'b').sum().item())", "3.0"),
+    "exported program": ("e = torch.export.export(torch.nn.Linear(2, 1), (torch.ones(1, 2),)); torch.export.save(e, 'best.pt2'); print(type(torch.export.load('best.pt2')).__name__)", "ExportedProgram"),
+    "profile": ("with torch.profiler.profile() as p: torch.ones(3).sum()\np.export_chrome_trace('best.pt'); print('traceEvents' in open('best.pt').read())", "True"),
+    "private mapping": ("print(torch.from_file('log.csv', size=4, dtype=torch.uint8).tolist(), list(pathlib.Path(sandbox.overlay.upper).rglob('log.csv')))", "[115, 116, 101, 112] []"),
+    "mapped tensor": ("torch.from_file('log.csv', shared=True, size=4, dtype=torch.uint8)[:] = 65; print(open('log.csv').read())", "AAAA,loss"),
+    "mapped storage": ("torch.UntypedStorage.from_file('runs/old/events', True, 4)[0] = 65; print(open('runs/old/events').read())", "Avents"),
+    "safetensors": ("import safetensors.torch as s; s.save_file({'a': torch.ones(3)}, 'best.pt'); print(s.load_file('best.pt')['a'].sum().item())", "3.0"),
+    "safetensors, numpy": ("import numpy, safetensors.numpy as s; s.save_file({'a': numpy.ones(3)}, filename='best.pt'); print(s.load_file('best.pt')['a'].sum())", "3.0"),
+}  # fmt: skip
+"""Programs that open a path in C++ or Rust."""
+
+RUN_NATIVE = f"""
+import contextlib, io, json, warnings
+warnings.simplefilter("ignore")
+import torch.jit.mobile
+from legroom.predict.sandbox.checkpoints import checkpoints_in
+found = {{}}
+with checkpoints_in(sandbox, has_data=True):
+    for name, program in { ({name: program for name, (program, _) in NATIVE.items()})!r}.items():
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            try:
+                exec(program)
+            except Exception as error:
+                print(repr(error))
+        found[name] = output.getvalue().strip()
+print(json.dumps(found))
+"""
+
 REFUSED = {
     "refused os.system": "try: os.system('rm -f best.pt')\nexcept PermissionError as error: print(error)",
     "refused shell": "import subprocess\ntry: subprocess.run('rm -f best.pt', shell=True)\nexcept PermissionError as error: print(error)",
@@ -221,6 +262,8 @@ HARMLESS = "import subprocess; print(subprocess.run(['echo', 'hi'], capture_outp
 PROGRAMS = {
     **{name: (program, True) for name, (program, _) in {**WRITES, **ESCAPES}.items()},
     **{f"{name}, no Landlock": (program, False) for name, (program, _) in {**WRITES, **ESCAPES}.items()},
+    "native": (RUN_NATIVE, True),
+    "native, no Landlock": (RUN_NATIVE, False),
     **{name: (program, False) for name, program in REFUSED_CHANGES.items()},
     **{name: (program, True) for name, program in NOT_PYTHON.items()},
     **{name: (program, False) for name, program in REFUSED.items()},
@@ -256,6 +299,17 @@ def test_a_script_reads_back_what_it_wrote_and_no_file_changes(
 ) -> None:
     expected = {**WRITES, **ESCAPES}[name][1]
     assert printed(name if landlock else f"{name}, no Landlock") == expected
+
+
+@pytest.mark.parametrize("landlock", [True, False])
+def test_files_that_torch_opens_without_python_are_in_the_sandbox(
+    landlock: bool, printed: Callable[[str], str]
+) -> None:
+    *_, last = printed(
+        "native" if landlock else "native, no Landlock"
+    ).splitlines()  # after messages of the profiler
+    found = json.loads(last)
+    assert found == {name: expected for name, (_, expected) in NATIVE.items()}
 
 
 @pytest.mark.parametrize("name", REFUSED_CHANGES)
