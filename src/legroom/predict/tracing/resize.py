@@ -12,17 +12,54 @@ from legroom.observe.fake.host_data import LARGE_BYTES
 def sample_list_depth(batch: Any, full: int | None) -> int | None:
     """Return the depth of the lists with one item per sample, or None if the batch has no such lists.
 
-    For example, the depth is 1 in a detection batch `(images, targets)`, whose images differ in size. `full` is the batch
-    size of the DataLoader. The depth is None if a tensor has this size as its first dimension.
+    For example, the depth is 1 in a detection batch `(images, targets)`, whose images differ in size, and 0 in a list of
+    pairs `(image, target)`. `full` is the batch size of the DataLoader.
     """
-    if full is None or any(tensor.dim() and tensor.shape[0] == full for tensor in tensors_in((batch,))):
+    if full is None:
         return None
-    level = [batch]
-    for depth in range(2):
-        if any(isinstance(value, list | tuple) and len(value) == full for value in level):
-            return depth
-        level = [item for value in level for item in _items(value)]
-    return None
+    can_be_outer, can_be_inner = _is_list_of_samples(batch, full), _has_lists_of_samples(batch, full)
+    if can_be_outer and can_be_inner:  # the lists of samples contain items of the same type
+        return int(all(_have_same_type(value) for value in _items(batch) if _has_length(value, full)))
+    return 0 if can_be_outer else 1 if can_be_inner else None
+
+
+def _is_list_of_samples(batch: Any, full: int) -> bool:
+    if not _has_length(batch, full) or not _have_same_type(batch):
+        return False
+    stacked = [_is_stacked(tensor, full) for tensor in tensors_in((batch,))]
+    # A batch of stacked tensors may contain other tensors, such as the boxes of all images.
+    is_of_tensors = any(isinstance(item, torch.Tensor) for item in batch)
+    return not (any(stacked) if is_of_tensors else stacked and all(stacked))
+
+
+def _has_lists_of_samples(batch: Any, full: int) -> bool:
+    lists = [value for value in _items(batch) if _has_length(value, full)]
+    stacked = [_is_stacked(tensor, full) for tensor in tensors_in((lists,))]
+    if not all(stacked):
+        return True
+    # The first dimension of a sample can be equal to the batch size, such as the 3 channels of an image. The default
+    # `collate_fn` creates no tuples and no lists of numbers, and a list of dicts rarely has the length of the batch.
+    others = [value for value in _items(batch) if not _has_length(value, full)]
+    return not any(_is_stacked(tensor, full) for tensor in tensors_in((others,))) and any(
+        not stacked or type(value) is tuple or isinstance(item, Mapping | int | float)
+        for value in lists
+        for item in value
+    )
+
+
+def _has_length(value: Any, full: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == full
+
+
+def _have_same_type(values: Iterable[Any]) -> bool:
+    kinds = {
+        (type(value), *(value if isinstance(value, Mapping) else ())) for value in values if value is not None
+    }
+    return len(kinds) == 1
+
+
+def _is_stacked(tensor: torch.Tensor, full: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == full
 
 
 def batch_size_of(batch: Any, depth: int | None = None) -> int | None:
@@ -95,7 +132,7 @@ def _resized(value: Any, current: int, samples: list[int], depth: int | None) ->
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_resized(item, current, samples, inner) for item in value))
     if isinstance(value, list | tuple):
-        has_samples = depth == 0 or not any(isinstance(item, torch.Tensor) for item in value)
+        has_samples = depth == 0 or (depth != 1 and not any(isinstance(item, torch.Tensor) for item in value))
         if len(value) == current and has_samples:
             return type(value)(value[index] for index in samples)
         return type(value)(_resized(item, current, samples, inner) for item in value)

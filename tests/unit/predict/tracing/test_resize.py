@@ -1,9 +1,12 @@
 """Batches of any structure can be resized."""
 
 from collections import namedtuple
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from legroom.predict.tracing.resize import (
@@ -90,3 +93,75 @@ def test_a_batch_of_tensors_is_not_a_batch_of_lists() -> None:
     views = [torch.zeros(4, 3), torch.zeros(4, 3)]
     assert sample_list_depth([views, torch.zeros(4)], 4) is None
     assert sample_list_depth([views, views], None) is None
+
+
+def boxes(count: int) -> torch.Tensor:
+    return torch.zeros(count, 4) if count else torch.tensor([])
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """One to five images that differ in size, each with its boxes."""
+    channels, size = draw(st.sampled_from([1, 3, 4])), draw(st.integers(1, 5))
+    counts = draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
+    return [
+        (
+            torch.zeros(channels, 8 + index, 8),
+            {"boxes": boxes(count), "image_id": torch.tensor([index])},
+        )
+        for index, count in enumerate(counts)
+    ]
+
+
+@given(samples(), st.integers(1, 9))
+def test_lists_of_samples_are_found_whatever_the_first_dimensions_of_the_samples_are(
+    batch: list[tuple[torch.Tensor, dict[str, torch.Tensor]]], size: int
+) -> None:
+    full = len(batch)
+    images, targets = zip(*batch, strict=True)
+    stacked = torch.zeros(full, 3, 8, 8)
+    batches: list[Any] = [
+        (images, targets),
+        (list(images), list(targets)),
+        {"image": images, "target": targets},
+        (images, [target["boxes"] for target in targets], targets),
+        (images, tuple(range(full))),
+    ]
+    if full > 1:  # the shapes of one image_id and of one stacked image_id are equal
+        batches.append((stacked, targets))
+    for each in batches:
+        assert sample_list_depth(each, full) == 1
+        changed = resized(each, size, 1)
+        assert len(changed) == len(each)
+        assert {len(part) for part in (changed.values() if isinstance(changed, dict) else changed)} == {size}
+    for part in (images, targets):
+        assert resized((part, part), size, 1)[0][0] is part[0]
+
+
+@given(samples(), st.integers(1, 9))
+def test_a_list_of_pairs_is_a_list_of_samples(
+    batch: list[tuple[torch.Tensor, dict[str, torch.Tensor]]], size: int
+) -> None:
+    if any(image.shape[0] != len(batch) for image, _ in batch):
+        assert sample_list_depth(batch, len(batch)) == 0
+        assert len(resized(batch, size, 0)) == size
+
+
+@pytest.mark.parametrize("full", range(1, 6))
+@pytest.mark.parametrize("views", range(1, 6))
+def test_a_list_of_stacked_tensors_is_not_a_list_of_samples(views: int, full: int) -> None:
+    stacked = [torch.zeros(full, 3, 8 + index, 8) for index in range(views)]
+    names = [f"{index}.png" for index in range(full)]
+    for batch in (
+        stacked,
+        tuple(stacked),
+        [stacked, stacked],
+        [stacked, torch.zeros(full)],
+        {"views": stacked, "name": names, "label": torch.zeros(full)},
+        [{"x": view} for view in stacked],
+        [torch.zeros(full, 3, 8, 8), {"label": torch.zeros(full)}],
+        (torch.zeros(full, 3, 8, 8), torch.zeros(17, 6)),
+        ({"image": torch.zeros(full, 3, 8, 8)}, {"boxes": torch.zeros(17, 6)}),
+        (torch.zeros(full, 3, 8, 8), names, [full] * full),
+    ):
+        assert sample_list_depth(batch, full) is None
