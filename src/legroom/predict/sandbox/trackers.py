@@ -5,6 +5,7 @@ first trace that finishes the run would close it for all of them.
 """
 
 import functools
+import inspect
 import os
 import sys
 from typing import Any
@@ -23,16 +24,24 @@ def disable_trackers() -> None:
 
 
 def _disable_wandb() -> None:
-    """Disable all runs, because the argument `mode` takes precedence over the environment variable."""
-    wandb: Any = sys.modules["wandb"]
-    plain_init = wandb.init
+    """Disable all runs, because the argument `mode` takes precedence over the environment variable. A module of the
+    user can have the same name, and is not changed if its function `init` has no such argument.
+    """
+    wandb: Any = sys.modules.get("wandb")
+    plain_init: Any = getattr(wandb, "init", None)
+    try:
+        parameters = inspect.signature(plain_init).parameters
+    except (TypeError, ValueError):
+        return
+    if "mode" not in parameters:
+        return
 
     @functools.wraps(plain_init)
     def init(*args: Any, **options: Any) -> Any:
         run = plain_init(*args, **{**options, "mode": "disabled"})
-        os.makedirs(
-            run.dir, exist_ok=True
-        )  # scripts save files in this folder, which a disabled run does not create
+        folder = getattr(run, "dir", None)
+        if folder:  # scripts save files in this folder, which a disabled run does not create
+            os.makedirs(folder, exist_ok=True)
         return run
 
     wandb.init = init
