@@ -2,6 +2,7 @@
 
 import ast
 import linecache
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,10 @@ def parse(file: str) -> ast.Module | None:
 def contains(file: str, name: str) -> bool:
     # This check is much faster than parsing the file.
     return name.encode() in _source(file)
+
+
+def matches(file: str, pattern: re.Pattern[bytes]) -> bool:
+    return pattern.search(_source(file)) is not None
 
 
 def _source(file: str) -> bytes:

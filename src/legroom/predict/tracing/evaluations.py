@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Alloc, Event
-from legroom.observe.source.files import contains, parse, user_files
+from legroom.observe.source.files import matches, parse, user_files
 from legroom.observe.source.user_files import is_user_file
 
 _CONTEXTS = ("no_grad", "inference_mode")
@@ -29,8 +29,12 @@ _EVALUATES = re.compile(
 _TRAINING_FLAGS = re.compile(r"(is_?|do_?)?(train|training)(_mode)?")
 """Parameters that show whether a function trains or evaluates, if the same function does both."""
 _LIBRARIES = ("torch", "numpy")
-_MARKS = (*_CONTEXTS, "eval", "val", "test")
-"""Parts of the names in an evaluation. A file without them is not parsed."""
+_MARKS = re.compile(
+    rb"(?<![a-zA-Z])(?:no_grad|inference_mode|backward|eval|evaluate|evaluation|val|valid|validate|validation|test|testing)"
+    rb"(?![a-z])"
+)
+"""The parts of the names in an evaluation, such as `val` in `val_loader` but not in `value`, and in a function that also
+trains. A file without them is not parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,9 @@ def _first_untraced(files: list[str], executed: set[tuple[str, int]]) -> str:
 
     trees: dict[str, ast.Module] = {}
     for number, file in enumerate(files):
-        if any(contains(file, mark) for mark in _MARKS):
-            tree = parse(file)
-            if tree is not None:
-                trees[file] = _without_main(tree) if number else tree
+        tree = parse(file) if matches(file, _MARKS) else None
+        if tree is not None:
+            trees[file] = _without_main(tree) if number else tree
     functions: dict[str, list[_Evaluation]] = {}
     shared = _functions_that_train(trees.values())
     for file, tree in trees.items():

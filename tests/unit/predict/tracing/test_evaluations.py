@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from legroom.observe.source.user_files import kinds
+from legroom.predict.tracing import evaluations
 from legroom.predict.tracing.evaluations import ExecutedLines, untraced_evaluation
 
 TRAINING = """
@@ -126,3 +127,22 @@ def test_a_call_of_a_training_function_without_a_backward_pass_is_an_evaluation(
 def test_a_call_that_trains_is_not_an_evaluation(call: str, tmp_path: Path) -> None:
     code = SHARED.format(flag="train", call=call)
     assert found_in(tmp_path, f"# eval{code}MNIST(root, train=False)\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "is_parsed"),
+    [
+        ("value = latest(contest, interval, medieval)\n", False),
+        ("for x in val_loader:\n    run(x, False)\n", True),
+        ("def epoch(train):\n    loss.backward()\n", True),
+        ("def test2():\n    pass\n", True),
+    ],
+)
+def test_only_files_that_may_contain_an_evaluation_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, is_parsed: bool
+) -> None:
+    parsed: list[str] = []
+    parse = evaluations.parse
+    monkeypatch.setattr(evaluations, "parse", lambda file: (parsed.append(file), parse(file))[1])
+    found_in(tmp_path, "", module=module)
+    assert (str(tmp_path / "helpers.py") in parsed) == is_parsed
