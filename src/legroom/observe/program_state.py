@@ -35,8 +35,8 @@ optimizers need 2.
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 _settings: ScriptSettings | None = None
 _candidates: dict[tuple[int | None, Frame | None], list[BatchSetting]] = {}
-"""Maps each batch size and the line that created the loader to the candidates for the batch size setting. The candidates are cached, because a script that
-searches for a batch size runs out of memory often.
+"""Maps each batch size and the line that created the loader to the candidates for the batch size setting. The candidates
+are cached, because a script that searches for a batch size runs out of memory often.
 """
 
 

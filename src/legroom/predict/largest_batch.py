@@ -67,8 +67,9 @@ def largest_batch(
 
     The workspaces of some kernels and the addresses of segments are uncertain. A size fits only if it fits in every
     possible case (see `uncertainty`). With `safe`, it fits only if its safe bound fits, and if it also fits without the
-    workspaces of kernels. `seen` contains traces of other sizes, which the search reuses. The search stops after `max_traces` traces, when `time.monotonic()` reaches
-    `deadline`, or if `trace_at` raises `OutOfTime`. The result is then the largest size that was found to fit.
+    workspaces of kernels. `seen` contains traces of other sizes, which the search reuses. The search stops after
+    `max_traces` traces, when `time.monotonic()` reaches `deadline`, or if `trace_at` raises `OutOfTime`. The result is
+    then the largest size that was found to fit.
     """
     searcher = _Searcher(trace_at, capacity, multiple_of, safe)
     try:

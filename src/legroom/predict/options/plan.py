@@ -87,9 +87,9 @@ def finish_plan(
 ) -> list[PlannedOption]:
     """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `smaller` is the trace of the largest batch size that surely fits. If it is smaller than the current batch size, and
-    the current batch size may not fit, it is also listed as an option, and `how` describes how to set it. If no single option is enough, options
-    are combined, cheapest first, until the run fits.
+    `smaller` is the trace of the largest batch size that fits with the safety margin. If it is smaller than the current
+    batch size, and the current batch size may not fit, it is also listed as an option, and `how` describes how to set
+    it. If no single option is enough, options are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:
