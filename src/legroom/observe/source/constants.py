@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from legroom.observe.source.files import split_lines
+
 _VALUE = re.compile(r"""["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*(?P<value>[1-9]\d*)(?![\w.])""")
 _SECTION = re.compile(r"""(?P<indent>[ \t]*)["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*\{?\s*$""")
 _TABLE = re.compile(r"\[+(?P<name>[^\]]+)\]+\s*$")
@@ -37,7 +39,7 @@ def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> It
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return
-    lines = source.splitlines(keepends=True)
+    lines = split_lines(source)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
@@ -60,7 +62,7 @@ def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
     """Yield the named positive integers of a YAML, JSON, TOML or INI file."""
     start, table = 0, ""
     sections: list[tuple[int, str]] = []
-    for number, line in enumerate(source.splitlines(keepends=True), 1):
+    for number, line in enumerate(split_lines(source), 1):
         content = line.split("#")[0]
         if content.strip():
             indent = len(content) - len(content.lstrip())

@@ -1,6 +1,7 @@
 """Parses the user's source: loaded files and notebook cells. Files that cannot be read are skipped."""
 
 import ast
+import io
 import linecache
 import re
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,13 @@ def _source(file: str) -> bytes:
         return b"" if path.stat().st_size > _MAX_SOURCE_BYTES else path.read_bytes()
     except (OSError, ValueError):
         return b""
+
+
+def split_lines(source: str) -> list[str]:
+    """Split source code into lines with their line endings. The lines have the same numbers as in a syntax tree and in
+    an editor. In contrast, `str.splitlines` also splits at form feeds and at Unicode separators.
+    """
+    return io.StringIO(source, newline="").readlines()
 
 
 def user_files() -> list[str]:

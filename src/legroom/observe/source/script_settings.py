@@ -238,7 +238,7 @@ class ScriptSettings:
         for path in dict.fromkeys([*user_files(), *filter(is_user_file, self._opened)]):
             try:
                 if os.path.getsize(path) <= MAX_CONFIG_BYTES:
-                    yield os.path.abspath(path), Path(path).read_text("utf-8")
+                    yield os.path.abspath(path), Path(path).read_text("utf-8-sig")
             except (OSError, UnicodeDecodeError):
                 continue
 

@@ -42,6 +42,23 @@ def test_constants_in_python(source: str, found: list[tuple[str, int, str]]) -> 
     assert {source[each.begin : each.end] for each in constants} <= {"8"}
 
 
+@pytest.mark.parametrize(
+    "before",
+    ["\f\n", "\n\f", "# a\x85b\n", "# \u2028\n", "'\x1c\x1d\x1e'\n", "'ä\x85'; ", "'ä'\r\n", "# \f\r"],
+)
+def test_lines_are_counted_as_in_an_editor(before: str) -> None:
+    source = f"{before}size = 8\nbs = 4\n"
+    found = list(constants_in_python(source, "N", is_script=True))
+    last = 2 + ("\n" in before or "\r" in before)
+    assert [(each.name, each.line) for each in found] == [("size", last - 1), ("bs", last)]
+    assert [source[: each.begin] + "N" + source[each.end :] for each in found] == [
+        f"{before}size = N\nbs = 4\n",
+        f"{before}size = 8\nbs = N\n",
+    ]
+    configured = constants_in_config(source.replace(" =", ":"), "N")
+    assert {"bs": last}.items() <= {each.name: each.line for each in configured}.items()
+
+
 def test_main_block_of_an_imported_module_does_not_run() -> None:
     source = 'if __name__ == "__main__":\n    batch_size = 8\nelse:\n    bs = 4\n'
     assert [each.name for each in constants_in_python(source, "N", is_script=False)] == ["bs"]

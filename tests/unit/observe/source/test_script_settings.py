@@ -138,6 +138,18 @@ def test_lines_and_variables_in_script_files_are_found(
     assert own[2].start_options(9)["edits"] == {str(config): '{"test_batch_size": 64,\n "batch_size": 9}'}
 
 
+@pytest.mark.parametrize("source", ["batch_size = 8\n", "config = 'ä\x85'\n\f\nbatch_size = 8\n"])
+def test_byte_order_mark_and_form_feed_do_not_change_the_edit(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(source, encoding="utf-8-sig")
+    monkeypatch.setattr("legroom.observe.source.script_settings.user_files", lambda: [str(file)])
+    (found,) = [each for each in ScriptSettings(()).candidates(8) if each.file]
+    assert found.start_options(9)["edits"] == {str(file): source.replace("= 8", "= 9")}
+    assert found.how(9) == f"Set `batch_size = 9` in train.py, line {source.count(chr(10))}"
+
+
 def test_options_are_followed_only_inside_the_block() -> None:
     plain = argparse.ArgumentParser.parse_known_args
     with ScriptSettings(()).followed_options():
