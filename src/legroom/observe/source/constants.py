@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from legroom.observe.source.files import split_lines
+from legroom.observe.source.syntax import is_main_block, key_name, parameters_of
 
 _VALUE = re.compile(r"""["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*(?P<value>[1-9]\d*)(?![\w.])""")
 _SECTION = re.compile(r"""(?P<indent>[ \t]*)["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*\{?\s*$""")
@@ -87,7 +88,7 @@ _Named = tuple[str, str, ast.Constant, tuple[_Position, _Position]]
 
 
 def _named(node: ast.AST, path: str, *, is_script: bool) -> Iterator[_Named]:
-    if not is_script and isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+    if not is_script and is_main_block(node):
         for other in node.orelse:
             yield from _named(other, path, is_script=is_script)
         return
@@ -95,7 +96,7 @@ def _named(node: ast.AST, path: str, *, is_script: bool) -> Iterator[_Named]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         inner = _joined(path, node.name)
     elif isinstance(node, ast.Assign):
-        inner = _joined(path, _name_of(node.targets[0]))
+        inner = _joined(path, key_name(node.targets[0]))
     elif isinstance(node, ast.keyword):
         inner = _joined(path, node.arg or "")
     for name, value, first in _pairs(node):
@@ -122,11 +123,11 @@ def _pairs(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.AST]]:
             for target in targets:
                 if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                     for each, own in zip(target.elts, value.elts, strict=False):
-                        yield _name_of(each), own, node
+                        yield key_name(each), own, node
                 else:
-                    yield _name_of(target), _plain(value), node
+                    yield key_name(target), _plain(value), node
         case ast.AnnAssign(target=target, value=value) if value is not None:
-            yield _name_of(target), _plain(value), node
+            yield key_name(target), _plain(value), node
         case ast.Dict(keys=keys, values=values):
             for key, own in zip(keys, values, strict=True):
                 if key is not None:
@@ -134,18 +135,16 @@ def _pairs(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.AST]]:
         case ast.keyword(arg=str(name), value=value):
             yield name, value, node
         case ast.arguments():
-            positional = [*node.posonlyargs, *node.args]
-            defaults = list(zip(reversed(positional), reversed(node.defaults), strict=False))
-            for arg, default in [*defaults, *zip(node.kwonlyargs, node.kw_defaults, strict=True)]:
+            for arg, default in parameters_of(node):
                 if default is not None:
                     yield arg.arg, default, arg
-        case ast.Call(args=[_, size, *_]) if _name_of(node.func) in ("DataLoader", "BatchSampler"):
+        case ast.Call(args=[_, size, *_]) if key_name(node.func) in ("DataLoader", "BatchSampler"):
             yield "batch_size", size, node
 
 
 def _plain(value: ast.expr) -> ast.expr:
     """Return the default value in `field(default=8)` and `Field(8, ...)`, or `value` itself."""
-    if isinstance(value, ast.Call) and _name_of(value.func) in ("field", "Field", "int"):
+    if isinstance(value, ast.Call) and key_name(value.func) in ("field", "Field", "int"):
         named = [each.value for each in value.keywords if each.arg == "default"]
         return [*value.args, *named, value][0]
     return value
@@ -153,15 +152,6 @@ def _plain(value: ast.expr) -> ast.expr:
 
 def is_positive_integer(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is int and node.value > 0
-
-
-def _name_of(node: ast.AST) -> str:
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(slice=key):
-            return _string(key)
-    return ""
 
 
 def _string(node: ast.AST | None) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from legroom.memory.event_base import Frame
 from legroom.observe.source.constants import is_positive_integer
 from legroom.observe.source.files import find_function_at, tree_of
+from legroom.observe.source.syntax import key_name, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,16 @@ def loader_argument(frames: Sequence[Frame]) -> Origin | None:
         if value is not None and is_positive_integer(value):
             return Origin("", file=file, line=value.lineno)
         if not isinstance(value, ast.Name):
-            return None if value is None else Origin(ast.unparse(value), _name_of(value))
+            return None if value is None else Origin(ast.unparse(value), key_name(value))
         function = find_function_at(tree, frame.line)
         parameters = _parameters(function)
         if value.id not in parameters:
             return Origin(value.id, value.id)
-        name, position = value.id, parameters.index(value.id) - (parameters[0] in ("self", "cls"))
+        names = list(parameters)
+        name, position = value.id, names.index(value.id) - (names[0] in ("self", "cls"))
         called, default = (
             getattr(function, "name", "").replace("__init__", ""),
-            (frame.file, _default(function, name)),
+            (frame.file, parameters[name]),
         )
     return None
 
@@ -63,14 +65,14 @@ def _argument(tree: ast.Module, line: int, called: str, name: str, position: int
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and node.lineno <= line <= (node.end_lineno or 0)
-        and (not called or called == _name_of(node.func))
+        and (not called or called == key_name(node.func))
     ]
     for call in calls:
         for keyword in call.keywords:
             if keyword.arg == name:
                 return keyword.value
     for call in calls:
-        is_loader = bool(called) or "DataLoader" in _name_of(call.func) or name != "batch_size"
+        is_loader = bool(called) or "DataLoader" in key_name(call.func) or name != "batch_size"
         if (
             is_loader
             and len(call.args) > position
@@ -80,29 +82,8 @@ def _argument(tree: ast.Module, line: int, called: str, name: str, position: int
     return None
 
 
-def _name_of(node: ast.AST | None) -> str:
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(slice=ast.Constant(value=str(name))) | ast.Constant(value=str(name)):
-            return name
-    return ""
-
-
-def _parameters(function: ast.AST) -> list[str]:
+def _parameters(function: ast.AST) -> dict[str, ast.expr | None]:
+    """Return the default values of the parameters of a function, by name."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return []
-    arguments = function.args
-    return [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-
-
-def _default(function: ast.AST, name: str) -> ast.expr | None:
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return None
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs = [
-        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    return next((default for arg, default in pairs if arg.arg == name), None)
+        return {}
+    return {parameter.arg: default for parameter, default in parameters_of(function.args)}

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from legroom.observe.source.files import COMPREHENSIONS, own_nodes
 
@@ -264,6 +265,32 @@ def called_name(node: ast.AST) -> str:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def key_name(node: ast.AST | None) -> str:
+    """Return the name of a setting: `size` for `size`, `config.size`, `config["size"]` and `"size"`."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(value=str(name))) | ast.Constant(value=str(name)):
+            return name
+    return ""
+
+
+def parameters_of(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Return the parameters of a function with their default values, without `*args` and `**kwargs`."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = [None] * (len(positional) - len(arguments.defaults))
+    return [
+        *zip(positional, [*required, *arguments.defaults], strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+
+
+def is_main_block(node: ast.AST) -> TypeGuard[ast.If]:
+    """Return whether a statement is `if __name__ == "__main__":`, whose body does not run if the file is imported."""
+    test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
+    return "== '__main__'" in test or "'__main__' ==" in test
 
 
 def is_empty(value: ast.expr) -> bool:

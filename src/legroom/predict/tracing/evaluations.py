@@ -19,6 +19,7 @@ import torch
 
 from legroom.memory.events import Alloc, Event
 from legroom.observe.source.files import matches, parse, user_files
+from legroom.observe.source.syntax import is_main_block
 from legroom.observe.source.user_files import is_user_file
 
 _CONTEXTS = ("no_grad", "inference_mode")
@@ -119,10 +120,8 @@ def _first_untraced(files: list[str], executed: set[tuple[str, int]]) -> str:
 
 
 def _without_main(tree: ast.Module) -> ast.Module:
-    """Remove `if __name__ == "__main__":` from an imported module, because this code does not run."""
-    body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and "__main__" in ast.dump(node.test))
-    ]
+    """Remove the code under `if __name__ == "__main__":` from an imported module, because it does not run."""
+    body = [each for node in tree.body for each in (node.orelse if is_main_block(node) else [node])]
     return ast.Module(body, tree.type_ignores)
 
 

@@ -65,6 +65,11 @@ def test_main_block_of_an_imported_module_does_not_run() -> None:
     assert [each.name for each in constants_in_python(source, "N", is_script=True)] == ["batch_size", "bs"]
 
 
+def test_code_that_runs_only_in_an_imported_module_counts() -> None:
+    source = "if __name__ != '__main__':\n    batch_size = 8\n"
+    assert [each.name for each in constants_in_python(source, "N", is_script=False)] == ["batch_size"]
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [

@@ -82,6 +82,11 @@ def test_a_function_in_another_file_is_found(tmp_path: Path) -> None:
     assert found_in(tmp_path, "", module=module) == ""
 
 
+def test_the_else_block_of_the_main_block_of_a_module_runs(tmp_path: Path) -> None:
+    module = "if __name__ == '__main__':\n    model.eval()\nelse:\n    model.eval()\n"
+    assert found_in(tmp_path, "", module=module) == "helpers.py:4"
+
+
 @pytest.fixture
 def recorded() -> Iterator[ExecutedLines]:
     saved = torch.no_grad.__enter__, torch.inference_mode.__enter__, nn.Module.eval
