@@ -27,6 +27,8 @@ class Constant:
     """The name with the names of the containers and functions around it, for example `val.batch_size`."""
     value: int
     line: int
+    column: int
+    """The position of the number in its line. In Python, in UTF-8 bytes, as in a syntax tree."""
     begin: int
     end: int
     """The position of the number in the text."""
@@ -56,7 +58,8 @@ def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> It
         if around[0][0] != around[1][0]:  # several lines
             first, last = starts[number.lineno - 1], starts[number.lineno]
         text = (source[first:begin] + placeholder + source[end:last]).strip().removesuffix(",")
-        yield Constant(name, path, int(number.value), number.lineno, begin, end, text)  # type: ignore[arg-type]
+        value = int(number.value)  # type: ignore[arg-type]
+        yield Constant(name, path, value, number.lineno, number.col_offset, begin, end, text)
 
 
 def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
@@ -78,7 +81,8 @@ def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
             begin, end = (start + each for each in match.span("value"))
             path = ".".join(filter(None, (table, *(name for _, name in sections), match["name"])))
             text = match[0].removesuffix(match["value"]) + placeholder
-            yield Constant(match["name"], path, int(match["value"]), number, begin, end, text)
+            value, column = int(match["value"]), match.start("value")
+            yield Constant(match["name"], path, value, number, column, begin, end, text)
         start += len(line)
 
 

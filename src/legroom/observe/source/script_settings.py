@@ -85,9 +85,9 @@ class ScriptSettings:
         if not options:
             found += self._variables(only_declared, origin)
         found += [*self._environment(origin), *self._files(origin)]
-        unique: dict[tuple[str, int], BatchSetting] = {}
+        unique: dict[tuple[str, str, int], BatchSetting] = {}
         for setting in sorted(found, key=lambda each: (each.rank, each.value != size)):
-            unique.setdefault((setting.text, setting.line), setting)
+            unique.setdefault((setting.text, setting.file, setting.line), setting)
         return list(unique.values())
 
     # --- the command line
@@ -224,7 +224,7 @@ class ScriptSettings:
                 constants = constants_in_config(text, SIZE)
             for each in constants:
                 rank = _best_rank([each.path], origin)
-                if origin is not None and (origin.file, origin.line) == (path, each.line):
+                if origin is not None and origin.position == (path, each.line, each.column):
                     rank = ORIGIN_RANK
                 if rank is None or (len(each.name) == 1 and rank >= 0):  # `b = 2` may be any number
                     continue

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 
 from legroom.memory.event_base import Frame
-from legroom.observe.source.loader_argument import loader_argument
+from legroom.observe.source.loader_argument import Origin, loader_argument
 
 HELPER = "def make(data, bs=16, *, workers=0):\n    return DataLoader(data, batch_size=bs)\n"
+
+
+def line_of(origin: Origin) -> int:
+    return origin.position[1] if origin.position else 0
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,18 @@ HELPER = "def make(data, bs=16, *, workers=0):\n    return DataLoader(data, batc
         ("DataLoader(data, B)", "B", 0),
         ("DataLoader(data, batch_size=16)", "", 3),
         ("DataLoader(data, batch_size=B // 2)", "", 0),
+        ("DataLoader(data, batch_size=max(1, config.bs))", "bs", 0),
+        ("DataLoader(data, batch_size=int(max(config['bs'], 1)))", "bs", 0),
+        ("DataLoader(data, batch_size=min(64, len(data)))", "", 0),
+        ("DataLoader(data, batch_size=max(1, config.bs // gpus))", "", 0),
+        ("DataLoader(data, batch_size=max(1, 4))", "", 0),
+        ("DataLoader(data, batch_size=len(devices))", "", 0),
+        ("DataLoader(data, batch_size=getattr(args, 'bs', 8))", "bs", 0),
+        ("DataLoader(data, **options)", "", 0),
+        ("DataLoader(*parts, batch_size=16)", "", 3),
+        ("wrap(DataLoader(data, batch_size=B), batch_size=16)", "B", 0),
+        ("loader_class(data, batch_size=B)", "B", 0),
+        ("DataLoader(a, batch_size=B), DataLoader(b, batch_size=B)", "B", 0),
     ],
 )
 def test_argument_of_the_loader(call: str, name: str, line: int, tmp_path: Path) -> None:
@@ -27,7 +43,7 @@ def test_argument_of_the_loader(call: str, name: str, line: int, tmp_path: Path)
     file.write_text(f"\n\nloader = {call}\n")
     found = loader_argument([Frame(str(file), 3, "<module>")])
     assert found is not None
-    assert (found.name, found.line) == (name, line)
+    assert (found.name, line_of(found)) == (name, line)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +53,10 @@ def test_argument_of_the_loader(call: str, name: str, line: int, tmp_path: Path)
         ("make(data, bs=config.size)", "size", 0),
         ("make(data, 32)", "", 3),
         ("make(data)", "", 1),
+        ("make(*parts)", "", 0),
+        ("make(**options)", "", 0),
+        ("make(data), make(test)", "", 1),
+        ("factory(data, bs=B)", "B", 0),
     ],
 )
 def test_parameter_is_followed_to_the_caller(call: str, name: str, line: int, tmp_path: Path) -> None:
@@ -44,7 +64,58 @@ def test_parameter_is_followed_to_the_caller(call: str, name: str, line: int, tm
     file.write_text(f"{HELPER}loader = {call}\n")
     found = loader_argument([Frame(str(file), 2, "make"), Frame(str(file), 3, "<module>")])
     assert found is not None
-    assert (found.name, found.line) == (name, line)
+    assert (found.name, line_of(found)) == (name, line)
+
+
+def test_position_of_the_number(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("loader = DataLoader(data, num_workers=8, batch_size=8)\n")
+    assert loader_argument([Frame(str(file), 1, "<module>")]) == Origin(position=(str(file), 1, 52))
+
+
+def test_keyword_only_parameter(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "def make(*data, bs=16):\n    return DataLoader(data, batch_size=bs)\nloader = make(B, 32)\n"
+    )
+    found = loader_argument([Frame(str(file), 2, "make"), Frame(str(file), 3, "<module>")])
+    assert found is not None
+    assert line_of(found) == 1
+
+
+def test_default_value_is_not_a_parameter_of_the_caller(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "def make(data, bs=B):\n    return DataLoader(data, batch_size=bs)\ndef main(B):\n    make(data)\nmain(8)\n"
+    )
+    frames = [Frame(str(file), 2, "make"), Frame(str(file), 4, "main"), Frame(str(file), 5, "<module>")]
+    assert loader_argument(frames) == Origin("B", "B")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "make(data, 8), make(test, 4)",
+        "make(data, 8), make(test, 8)",
+        "make(data), make(test, 8)",
+        "factory(data, 8)",  # may be another name of `make`
+        "DATA['train'](data)",
+    ],
+)
+def test_ambiguous_call(call: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"{HELPER}loaders = {call}\n")
+    assert loader_argument([Frame(str(file), 2, "make"), Frame(str(file), 3, "<module>")]) is None
+
+
+def test_constructor_of_a_class_among_other_calls(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "class Data:\n    def __init__(self, size=16):\n        self.loader = DataLoader(None, batch_size=size)\n"
+        "fit(8, Data(24), size=4)\n"
+    )
+    found = loader_argument([Frame(str(file), 3, "__init__"), Frame(str(file), 4, "<module>")])
+    assert found == Origin(position=(str(file), 4, 12))
 
 
 def test_method_of_a_class(tmp_path: Path) -> None:
@@ -54,7 +125,7 @@ def test_method_of_a_class(tmp_path: Path) -> None:
     )
     found = loader_argument([Frame(str(file), 3, "__init__"), Frame(str(file), 4, "<module>")])
     assert found is not None
-    assert found.line == 4
+    assert line_of(found) == 4
 
 
 @pytest.mark.parametrize("text", ["", "loader = get()", "x = DataLoader(data)"])

@@ -196,3 +196,31 @@ def test_source_of_the_loaders_batch_size_comes_first(
     monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([(str(file), file.read_text())]))
     candidates = ScriptSettings(()).candidates(32, loader=[Frame(str(file), 5, "<module>")])
     assert [each.how(9) for each in candidates if each.rank < 0] == found
+
+
+@pytest.mark.parametrize(
+    ("loader", "found"),
+    [
+        ("DataLoader(data, batch_size=8, num_workers=8)", "batch_size=9"),
+        ("DataLoader(data, num_workers=8, batch_size=8)", "batch_size=9"),
+        ("DataLoader(data, 8, num_workers=4)", "DataLoader(data, 9, num_workers=4)"),
+        ("'ä', DataLoader(data, prefetch_factor=8, batch_size=int(8), num_workers=4)", None),
+        ("DataLoader(data, num_workers=8, batch_size=max(1, 8))", None),
+        ("DataLoader(data, num_workers=8, batch_size=max(1, n))", None),
+        ("DataLoader(data, num_workers=8, batch_size=count(8))", None),
+    ],
+)
+def test_other_numbers_on_the_line_of_the_loader_are_not_the_batch_size(
+    loader: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"loader = {loader}\n")
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([(str(file), file.read_text())]))
+    candidates = ScriptSettings(()).candidates(8, loader=[Frame(str(file), 1, "<module>")])
+    assert [each.text_with(9) for each in candidates] == ([found] if found else [])
+
+
+def test_equal_lines_of_two_files_are_two_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [("train.py", "batch_size = 8"), ("other.py", "batch_size = 8")]
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter(sources))
+    assert [each.file for each in ScriptSettings(()).candidates(8)] == ["train.py", "other.py"]
