@@ -13,9 +13,24 @@ from dataclasses import dataclass
 from legroom.observe.source.files import split_lines
 from legroom.observe.source.syntax import is_main_block, key_name, parameters_of
 
-_VALUE = re.compile(r"""["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*(?P<value>[1-9]\d*)(?![\w.])""")
-_SECTION = re.compile(r"""(?P<indent>[ \t]*)["']?(?P<name>[\w.-]+)["']?\s*[:=]\s*\{?\s*$""")
-_TABLE = re.compile(r"\[+(?P<name>[^\]]+)\]+\s*$")
+_HEADER = re.compile(r"\s*\[+\s*(?P<name>[A-Za-z_][^\[\]{},]*?)\s*\]+\s*(?:[#;].*)?$")
+"""The header of a TOML table or an INI section."""
+_START = re.compile(r"(?P<indent>[ \t]*)(?P<dashes>(?:-[ \t]+)*)(?P<content>[^\s#;].*)?")
+"""The indentation of a YAML line, and the dashes of list items."""
+_STRING = r"""(?<!\w)(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_WORDS = r"[\w.@/-]++(?:[ ][\w.@/-]++)*+"
+_TOKEN = re.compile(
+    rf"""
+    (?P<comment>\#|(?<!\S)(?:;|//))
+    | (?P<key>{_STRING}|{_WORDS})\s*[:=]\s*
+      (?:[&!][^\s,{{}}\[\]]*\s*)*  # YAML anchors and tags
+      (?:(?P<value>[1-9]\d*)(?![\w.])|(?P<open>[{{\[])|(?P<text>[|>][-+\d]*\s*$))?
+    | {_STRING} | {_WORDS}
+    | (?P<bare>[{{\[])
+    | (?P<close>[}}\]])
+    """,
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +79,51 @@ def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> It
 
 def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
     """Yield the named positive integers of a YAML, JSON, TOML or INI file."""
-    start, table = 0, ""
+    end, table, key = 0, "", ""
     sections: list[tuple[int, str]] = []
+    """The indentations and names of the YAML keys around a line."""
+    brackets: list[str] = []
+    """The names of the open `{` and `[`."""
+    text_indent: int | None = None
+    """The indentation of a YAML key whose text (`key: |`) continues on the following lines."""
     for number, line in enumerate(split_lines(source), 1):
-        content = line.split("#")[0]
-        if content.strip():
-            indent = len(content) - len(content.lstrip())
-            while sections and sections[-1][0] >= indent:
+        start, end = end, end + len(line)
+        lead = _START.match(line)
+        if lead is None or lead["content"] is None:
+            continue
+        indent, first = len(lead["indent"]), lead.start("content")
+        if text_indent is not None and indent > text_indent:
+            continue
+        text_indent = None
+        header = _HEADER.match(line)
+        if header is not None and (brackets or not indent or not sections):
+            table, sections, brackets = header["name"], [], []
+            continue
+        if not brackets:
+            key = ""
+            while sections and sections[-1][0] >= indent + bool(lead["dashes"]):
                 sections.pop()
-        section = _SECTION.match(content)
-        if section is not None:
-            sections.append((len(section["indent"]), section["name"]))
-        elif (header := _TABLE.match(content)) is not None:
-            table = header["name"]
-        for match in _VALUE.finditer(content):
-            begin, end = (start + each for each in match.span("value"))
-            path = ".".join(filter(None, (table, *(name for _, name in sections), match["name"])))
-            text = match[0].removesuffix(match["value"]) + placeholder
-            value, column = int(match["value"]), match.start("value")
-            yield Constant(match["name"], path, value, number, column, begin, end, text)
-        start += len(line)
+        for match in _TOKEN.finditer(line, first):
+            if match["comment"]:
+                break
+            name = (match["key"] or "").strip("\"'")
+            if match["open"] or (match["bare"] and (brackets or match.start() == first)):
+                brackets.append(name or key)
+                name = ""
+            elif match["close"]:
+                del brackets[-1:]
+            elif match["text"]:
+                text_indent = first
+            elif match["value"]:
+                path = ".".join(filter(None, (table, *(each for _, each in sections), *brackets, name)))
+                text = match[0].removesuffix(match["value"]) + placeholder
+                column, last = match.span("value")
+                value = int(match["value"])
+                yield Constant(name, path, value, number, column, start + column, start + last, text)
+                name = ""
+            key = name
+        if key and not brackets:
+            sections.append((first, key))
 
 
 _Position = tuple[int, int]

@@ -76,7 +76,24 @@ def test_code_that_runs_only_in_an_imported_module_counts() -> None:
         ("train:\n  batch_size: 8\nval:\n  batch_size: 4\nseed: 1", ["train.batch_size", "val.batch_size", "seed"]),
         ('{\n  "train": {\n    "bs": 8\n  },\n  "seed": 1\n}', ["train.bs", "seed"]),
         ("[train]\nbatch_size = 8 # batch_size = 4\n[val]\nbatch_size = 2", ["train.batch_size", "val.batch_size"]),
+        ("train: {bs: 8}\nval: {bs: 4, in: {n: 2}}\nseed: 1", ["train.bs", "val.bs", "val.in.n", "seed"]),
+        ("val:\n- loader:\n    bs: 8\n  n: 1\n- bs: 2\nseed: 1", ["val.loader.bs", "val.n", "val.bs", "seed"]),
+        ("val:\n  - name: a\n    bs: 8\n  -\n    bs: 4\nbs: 2", ["val.bs", "val.bs", "bs"]),
+        ("val: &v\n  bs: 8\ntest: !!map &t # c\n  bs: &b 4\nbs: 2", ["val.bs", "test.bs", "bs"]),
+        ("val: &v {bs: 8}\nval data:\n  bs: 4", ["val.bs", "val data.bs"]),
+        ("val:\n\n# comment\n  {bs: 8}\nbs: 2", ["val.bs", "bs"]),
+        ("path: ${val}\ncolor: '#fff{'\nurl: a#b bs: 3\nbs: 2", ["bs"]),
+        ("val: |\n  bs: 8\n  {\nbs: 2", ["bs"]),
+        ("val: [\n  {bs: 8},\n  # bs: 4\n  {bs: 2}\n]\nbs: 1", ["val.bs", "val.bs", "bs"]),
+        ('{"color": "#f", "train": {"bs": 8}, "val": {"bs": 4}, "n": 1}', ["train.bs", "val.bs", "n"]),
+        ('{\n"val":\n{\n"bs": 8\n},\n// "bs": 4\n"names": [\n["val"]\n],\n"bs": 2}', ["val.bs", "bs"]),
+        ("[test] ; comment\nbs=8\n[[val]] # comment\nbs = 4 ; n = 1\n[train]\nbs=2", ["test.bs", "val.bs", "train.bs"]),
+        ("[tool.x]\nval = { bs = 8 }\nval.n = 4\nbs = 2", ["tool.x.val.bs", "tool.x.val.n", "tool.x.bs"]),
+        ("sizes = [\n  [1, 2],\n]\n[val]\nbs = 2", ["val.bs"]),
+        ("format = [^{]+\n[train]\nbs = 2", ["train.bs"]),
     ],
 )  # fmt: skip
 def test_constants_in_configuration_files(source: str, found: list[str]) -> None:
-    assert [each.path for each in constants_in_config(source, "N")] == found
+    constants = list(constants_in_config(source, "N"))
+    assert [each.path for each in constants] == found
+    assert [source[each.begin : each.end] for each in constants] == [str(each.value) for each in constants]
