@@ -7,14 +7,17 @@ only their order. The caller checks a candidate by starting the script again wit
 `batch_setting`).
 """
 
+import _io
 import argparse
+import builtins
 import functools
+import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any
 
@@ -41,6 +44,8 @@ _ENVIRONMENT = re.compile(
     r"""(?:environ(?:\.get)?|getenv)\s*[\[(]\s*["'](?P<name>\w+)["'](?:\s*,\s*["']?(?P<default>\d+))?"""
 )
 
+_OPEN_MODULES: tuple[Any, ...] = (builtins, io, _io)
+"""The modules that contain `open`. The function must be the same in all of them, so that it can be pickled."""
 _OVERRIDING = re.compile(r"globals\(\)|\bexec\(|\bsetattr\(|\bvars\(")
 """Matches code that assigns command-line arguments to variables without an argument parser."""
 
@@ -54,18 +59,19 @@ class ScriptSettings:
 
     def follow(self) -> None:
         self._follow_argparse()
-        _follow_opened_files(self._on_event)
+        self._follow_open()
 
     @contextmanager
     def followed_options(self) -> Iterator[None]:
         """Record the options that the script parses inside the `with` block, and the configuration files that it opens."""
-        plain = argparse.ArgumentParser.parse_known_args
-        following = self._follow_argparse()
-        _follow_opened_files(self._on_event)
+        plain, plain_open = argparse.ArgumentParser.parse_known_args, builtins.open
+        following, following_open = self._follow_argparse(), self._follow_open()
         try:
             yield
         finally:
-            _follow_opened_files(None)
+            for module in _OPEN_MODULES:
+                if module.open is following_open:
+                    module.open = plain_open
             if argparse.ArgumentParser.parse_known_args is following:
                 argparse.ArgumentParser.parse_known_args = plain  # type: ignore[method-assign]
 
@@ -197,10 +203,28 @@ class ScriptSettings:
 
     # --- files and environment variables
 
-    def _on_event(self, event: str, details: tuple[Any, ...]) -> None:
-        if event == "open" and len(self._opened) < MAX_ITEMS:
-            path, mode = details[0], details[1]
-            if isinstance(path, str) and path.endswith(_CONFIG_SUFFIXES) and mode in ("r", "rt", "rb", None):
+    def _follow_open(self) -> Any:
+        """Record the files that are opened with `open` or `io.open`. Python's audit hooks also report opened files, but
+        a hook would run for every other audit event too, for example for each `sys._getframe()`.
+        """
+        plain = builtins.open
+
+        @functools.wraps(plain)
+        def open_file(*args: Any, **kwargs: Any) -> Any:
+            file = plain(*args, **kwargs)
+            self._record_opened(*args[:2], **kwargs)
+            return file
+
+        for module in _OPEN_MODULES:
+            if module.open is plain:
+                module.open = open_file
+        return open_file
+
+    def _record_opened(self, file: Any, mode: Any = "r", **_: Any) -> None:
+        # The path of any other class could be computed again with a side effect.
+        if isinstance(file, str | PurePath) and mode in ("r", "rt", "rb") and len(self._opened) < MAX_ITEMS:
+            path = str(file)
+            if path.endswith(_CONFIG_SUFFIXES):
                 self._opened[os.path.abspath(path)] = None
 
     def _environment(self, origin: Origin | None) -> Iterator[BatchSetting]:
@@ -241,24 +265,6 @@ class ScriptSettings:
                     yield os.path.abspath(path), Path(path).read_text("utf-8-sig")
             except (OSError, UnicodeDecodeError):
                 continue
-
-
-_on_event: Callable[[str, tuple[Any, ...]], None] | None = None
-_has_hook = False
-
-
-def _follow_opened_files(on_event: Callable[[str, tuple[Any, ...]], None] | None) -> None:
-    """Call `on_event` for all audit events from now on. An audit hook cannot be removed, so only one is added."""
-    global _on_event, _has_hook
-    _on_event = on_event
-    if on_event is not None and not _has_hook:
-        _has_hook = True
-        sys.addaudithook(_audit)
-
-
-def _audit(event: str, details: tuple[Any, ...]) -> None:
-    if event == "open" and _on_event is not None:
-        _on_event(event, details)
 
 
 class _Option:

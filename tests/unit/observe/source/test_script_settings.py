@@ -1,7 +1,14 @@
 """The candidates for the batch size setting of a script: options, variables and lines in files."""
 
 import argparse
+import builtins
+import configparser
+import inspect
+import io
+import os
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,7 +130,7 @@ def test_lines_and_variables_in_script_files_are_found(
     config.write_text('{"test_batch_size": 64,\n "batch_size": 64}')
     monkeypatch.syspath_prepend(str(tmp_path))
     script = ScriptSettings(())
-    script._on_event("open", (str(config), "r", 0))
+    script._record_opened(str(config))
     __import__("own_module_of_test")
     try:
         own = [each for each in script.candidates(64) if str(tmp_path) in each.file or each.variable]
@@ -166,6 +173,64 @@ def test_configuration_files_are_followed_only_inside_the_block(tmp_path: Path) 
     (tmp_path / "out.yaml").read_text()
     found = [each.how(9) for each in settings.candidates(64) if str(tmp_path) in each.file]
     assert found == ["Set `batch_size: 9` in in.yaml, line 2"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: open(path).close(),
+        lambda path: open(file=str(path), mode="rb").close(),
+        lambda path: io.open(path, "rt").close(),  # noqa: UP020
+        lambda path: path.read_bytes(),
+        lambda path: configparser.ConfigParser().read(path),
+    ],
+)
+def test_configuration_files_that_are_read_are_recorded(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.ini"
+    path.write_text("[train]\nbatch_size = 64\n")
+    settings = ScriptSettings(())
+    with settings.followed_options():
+        read(path)
+    assert list(settings._opened) == [str(path)]
+
+
+def test_other_opened_files_are_not_recorded(tmp_path: Path) -> None:
+    settings = ScriptSettings(())
+    with settings.followed_options():
+        (tmp_path / "a.ini").write_text("bs=8")
+        (tmp_path / "a.txt").write_text("bs=8")
+        (tmp_path / "a.txt").read_text()
+        open(os.open(tmp_path / "a.ini", os.O_RDONLY)).close()
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "missing.ini").open()
+    assert not settings._opened
+
+
+def test_the_following_open_is_the_same_everywhere_and_can_be_pickled() -> None:
+    plain = open
+    with ScriptSettings(()).followed_options():
+        assert open is not plain
+        assert open is io.open
+        assert pickle.loads(pickle.dumps(open)) is open
+        assert inspect.signature(open) == inspect.signature(plain)
+    assert open is io.open is plain
+
+
+def test_an_open_function_of_the_script_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = io.open
+    monkeypatch.setattr("builtins.open", plain)
+    with ScriptSettings(()).followed_options():
+        builtins.open = own = lambda *args: plain(*args)  # type: ignore[assignment]
+    assert open is own
+    assert io.open is plain
+
+
+def test_no_audit_hook_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.addaudithook", lambda hook: pytest.fail("hooks slow down sys._getframe"))
+    with ScriptSettings(()).followed_options():
+        pass
 
 
 def test_variable_is_an_option_only_if_the_program_assigns_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
