@@ -23,6 +23,7 @@ class Run:
         self.capacity = capacity * MiB
         self.other = other * MiB
         self.arguments = list(arguments)
+        self.allocator = ""
         self.step = 0
         self.phase = Phase.FORWARD
         self._live: dict[int, int] = {}
@@ -134,6 +135,7 @@ class Run:
             "options": ["--gpu", "1000MiB"],
             "target": ["train.py"],
             "arguments": self.arguments,
+            "allocator": self.allocator,
             "devices": [
                 {"index": 0, "name": "Legroom virtual GPU 0", "kind": "virtual", "capacity": self.capacity}
             ],

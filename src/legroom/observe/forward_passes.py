@@ -8,6 +8,7 @@ is evidence: the trained model is now in evaluation mode, the same line runs the
 pass, or the name of the function suggests an evaluation.
 """
 
+import ast
 import re
 import sys
 import weakref
@@ -157,7 +158,7 @@ class ForwardPasses:
             # The same line trains and evaluates, for example in a loop over the phases of an epoch.
             return (switched and modes == {True}) or (one_each and count >= 3)
         if self._is_in_training_loop(chain):
-            return False
+            return switched and not _backward_follows(chain[-1])
         if switched or (one_each and count >= 2) or self._is_named(chain, count):
             return True
         # No line of the training calls a model repeatedly before a backward pass, but this line does.
@@ -272,6 +273,21 @@ def _in_same_loop(line: Line, other: int) -> bool:
     if loop is None or loop.lineno < line.code.co_firstlineno:
         return True
     return loop.lineno <= other <= (loop.end_lineno or 0)
+
+
+def _backward_follows(line: Line) -> bool:
+    """Return whether the function contains a backward pass after a line. If its source is unknown, the result is
+    True.
+    """
+    from legroom.observe.source.files import find_function_at, tree_of  # `legroom.watch` does not need it
+
+    tree = tree_of(line.code.co_filename)
+    if tree is None:
+        return True
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in _BACKWARD_NAMES and node.lineno >= line.number
+        for node in ast.walk(find_function_at(tree, line.number))
+    )
 
 
 def _frame_of(chain: CallChain) -> Frame | None:

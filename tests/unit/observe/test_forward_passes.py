@@ -73,6 +73,32 @@ def test_views_of_one_step_are_training(program):
         program.backward()
 
 
+def test_evaluation_after_the_step_of_the_same_function_is_an_evaluation(program):
+    def train_and_validate():
+        program.model.train()
+        program.model(torch.ones(2))
+        program.backward()
+        program.model.eval()
+        program.model(torch.ones(2))
+        return program.verdict()
+
+    assert [train_and_validate() for _ in range(2)] == [True, True]
+
+
+def test_forward_pass_before_another_backward_pass_is_training(program):
+    def train_twice():
+        program.model.train()
+        program.model(torch.ones(2))
+        program.backward()
+        program.model.eval()
+        program.model(torch.ones(2))
+        found = program.verdict()
+        program.backward()
+        return found
+
+    assert train_twice() is not True
+
+
 def test_training_below_many_functions_is_training(program):
     def train_below(functions):
         if functions % 2:

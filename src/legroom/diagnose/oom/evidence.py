@@ -47,6 +47,8 @@ class Evidence:
     peak_outside_optimizer: int = 0
     """The peak before a failure in an optimizer step, without optimizer steps."""
     spills: bool = False
+    expandable_segments: bool = False
+    """Whether the run used the allocator setting `expandable_segments:True`."""
 
     def live_bytes(self, *categories: Category) -> int:
         return sum(self._by_category.get(category, 0) for category in categories)

@@ -90,7 +90,11 @@ def dataset_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 def fragmentation(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
-    if oom.fragmented < max(evidence.shortfall, evidence.budget * 0.05) or oom.requested > evidence.budget:
+    if (
+        evidence.expandable_segments
+        or oom.fragmented < max(evidence.shortfall, evidence.budget * 0.05)
+        or oom.requested > evidence.budget
+    ):
         return
     yield Finding(
         code="LG607",

@@ -6,11 +6,8 @@ The data is aggregated here, so that the page stays small even with millions of 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from legroom.diagnose.report.run_report import RunReport, report_from_capture
-from legroom.errors import UsageError
-from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.diagnose.report.run_report import RunReport, allocator_settings, report_from_capture
 from legroom.memory.capture.capture import Capture
 from legroom.memory.columns import Columns, History, final_categories, history_of
 from legroom.memory.detected_leak import DetectedLeak
@@ -96,7 +93,7 @@ def figures_from_capture(
         moments=moments,
         main=next(position for position, each in enumerate(live) if each.index == main_index),
         layout=(
-            layout_after(events, main_index, device.index, tags, _settings(capture.run))
+            layout_after(events, main_index, device.index, tags, allocator_settings(capture.run))
             if device.kind != "host"
             else None
         ),
@@ -168,15 +165,3 @@ def _step_at(time: float, ends: Sequence[float], steps: Sequence[Step]) -> int:
 def _phase_at(time: float, history: History) -> Phase:
     position = bisect_right(history.phases, time, key=lambda change: change[0])
     return history.phases[position - 1][1] if position else Phase.OTHER
-
-
-def _settings(run: dict[str, Any]) -> AllocatorSettings | None:
-    """Return the allocator settings of the run. Invalid settings are ignored, because the file may be untrusted."""
-    text, torch_version = run.get("allocator"), run.get("torch")
-    version = torch_version if isinstance(torch_version, str) else None
-    try:
-        return AllocatorSettings.from_environment(
-            {"PYTORCH_CUDA_ALLOC_CONF": text} if isinstance(text, str) and text else {}, version
-        )
-    except (UsageError, ValueError):
-        return None

@@ -28,7 +28,9 @@ from legroom.diagnose.report.device_summary import DeviceSummary, device_of_inte
 from legroom.diagnose.report.growing_lines import Leak, find_leaks
 from legroom.diagnose.report.leaks import latest_leaks, leaks_from
 from legroom.diagnose.report.source_lines import Sources
+from legroom.errors import UsageError
 from legroom.findings import Finding
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import (
     EvaluatedWithGradients,
     ExitReason,
@@ -308,7 +310,9 @@ def report_from_ledger(
         history=tuple(step for step in steps if shown is not None and step.device == shown.index),
         peak=peak,
         evaluation=_evaluation_at(peak, annotations),
-        oom=_oom_report(ledger, failure, ending, holders, leaks, command) if failure is not None else None,
+        oom=_oom_report(ledger, failure, ending, holders, leaks, command, run)
+        if failure is not None
+        else None,
         oom_count=sum(device in (None, oom.device) for oom in ooms),
         leaks=leaks,
         capture=path,
@@ -418,8 +422,10 @@ def _oom_report(
     holders: Sequence[Holder],
     leaks: Sequence[Leak],
     command: RunCommand,
+    run: Mapping[str, Any],
 ) -> OomReport:
     event, state = ledger.ooms()[last], ledger.at_oom(last)
+    settings = allocator_settings(run)
     evidence = Evidence(
         oom=event,
         state=state,
@@ -433,6 +439,7 @@ def _oom_report(
         peak=ledger.peak(event.device).bytes,
         peak_outside_optimizer=ledger.peak_outside_optimizer(last) if event.phase is Phase.OPTIMIZER else 0,
         spills=any(option.startswith("--spill") for option in command.options),
+        expandable_segments=settings is not None and settings.expandable_segments,
     )
     return OomReport(
         event=event,
@@ -442,6 +449,18 @@ def _oom_report(
         ended_run=_ended_with_oom(ending),
         in_evaluation=evidence.is_proven_evaluation,
     )
+
+
+def allocator_settings(run: Mapping[str, Any]) -> AllocatorSettings | None:
+    """Return the allocator settings of the run. Invalid settings are ignored, because the file may be untrusted."""
+    text, torch_version = run.get("allocator"), run.get("torch")
+    version = torch_version if isinstance(torch_version, str) else None
+    try:
+        return AllocatorSettings.from_environment(
+            {"PYTORCH_CUDA_ALLOC_CONF": text} if isinstance(text, str) and text else {}, version
+        )
+    except (UsageError, ValueError):
+        return None
 
 
 def _ended_with_oom(ending: RunEnded) -> bool:

@@ -52,7 +52,8 @@ def _output_sizes(modules: Sequence[nn.Module], factor: float) -> list[float]:
             area, after_convolution = area * after_convolution, factor
         elif isinstance(module, nn.Linear):
             area, after_convolution = area * after_convolution, 1.0
-        area = min(area * _area_factor(module), 1.0)
+        if not _is_shortcut(module, channels):
+            area = min(area * _area_factor(module), 1.0)
         is_layer = not any(module.children())
         own = _channels(module, is_layer)
         channels = own or channels
@@ -107,9 +108,16 @@ def _area_factor(module: nn.Module) -> float:
     dimensions = int(kind[-2]) if kind[-2:-1].isdecimal() else 2
     if kind.startswith("ConvTranspose"):
         return _product(stride, dimensions)
-    # A shortcut with stride runs in parallel with another layer that has the same stride.
-    is_shortcut = kind.startswith("Conv") and _product(getattr(module, "kernel_size", 1), dimensions) == 1
-    return 1.0 if is_shortcut else 1 / max(_product(stride, dimensions), 1)
+    return 1 / max(_product(stride, dimensions), 1)
+
+
+def _is_shortcut(module: Any, channels: float) -> bool:
+    """Return whether a convolution runs in parallel with other layers that have the same stride. `channels` is the
+    number of channels that the layer before it returns.
+    """
+    if not _is_convolution(module) or channels == 1.0:
+        return False
+    return bool(math.prod(module.kernel_size) == 1 or module.in_channels != channels)
 
 
 def _product(value: Any, dimensions: int) -> float:

@@ -49,6 +49,8 @@ class Constant:
     """The position of the number in the text."""
     text: str
     """The code around the number, with `placeholder` instead of the number."""
+    is_default: bool = False
+    """Whether the number is the default value of a parameter, which a caller may replace."""
 
 
 def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> Iterator[Constant]:
@@ -66,7 +68,7 @@ def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> It
         # Columns are in UTF-8 bytes.
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    for name, path, number, around in _named(tree, "", is_script=is_script):
+    for name, path, number, around, is_default in _named(tree, "", is_script=is_script):
         begin = offset(number.lineno, number.col_offset)
         end = offset(number.lineno, number.end_col_offset or 0)
         first, last = offset(*around[0]), offset(*around[1])
@@ -74,7 +76,7 @@ def constants_in_python(source: str, placeholder: str, *, is_script: bool) -> It
             first, last = starts[number.lineno - 1], starts[number.lineno]
         text = (source[first:begin] + placeholder + source[end:last]).strip().removesuffix(",")
         value = int(number.value)  # type: ignore[arg-type]
-        yield Constant(name, path, value, number.lineno, number.col_offset, begin, end, text)
+        yield Constant(name, path, value, number.lineno, number.col_offset, begin, end, text, is_default)
 
 
 def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
@@ -127,8 +129,9 @@ def constants_in_config(source: str, placeholder: str) -> Iterator[Constant]:
 
 
 _Position = tuple[int, int]
-_Named = tuple[str, str, ast.Constant, tuple[_Position, _Position]]
-"""A name, its path, the number, and the first and the last position of the code that shows both."""
+_Named = tuple[str, str, ast.Constant, tuple[_Position, _Position], bool]
+"""A name, its path, the number, the first and the last position of the code that shows both, and whether the number is
+the default value of a parameter."""
 
 
 def _named(node: ast.AST, path: str, *, is_script: bool) -> Iterator[_Named]:
@@ -151,6 +154,7 @@ def _named(node: ast.AST, path: str, *, is_script: bool) -> Iterator[_Named]:
                 _joined(inner if first is not node else path, name),
                 value,
                 (_start(first), _end(outer)),
+                isinstance(node, ast.arguments),
             )
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):

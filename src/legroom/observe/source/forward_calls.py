@@ -1,12 +1,13 @@
 """Counts the forward passes of a training step, for example those of the generator and the discriminator of a GAN."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from legroom.memory.event_base import Frame
 from legroom.observe.source.files import innermost_loop, tree_of
 
+_BLOCKS = ("body", "orelse", "finalbody")
 _METHODS = frozenset({"parameters", "named_parameters", "train", "zero_grad", "state_dict"})
 """Methods that are called on models. A model that a loop calls is usually passed to an optimizer first."""
 
@@ -36,7 +37,7 @@ def forward_calls(call: Frame) -> ForwardCalls | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
     }
     groups: list[list[int]] = [[]]
-    for line, is_backward in _events(loop, models):
+    for line, is_backward in _events(loop.body, models, call.line):
         if is_backward:
             groups.append([])
         else:
@@ -49,11 +50,33 @@ def forward_calls(call: Frame) -> ForwardCalls | None:
     return None
 
 
-def _events(loop: ast.AST, models: set[str]) -> Iterator[tuple[int, bool]]:
-    """Yield the line of each call of a model and of each backward pass, in order."""
-    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    for node in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("backward", "manual_backward"):
-            yield node.lineno, True
-        elif ast.unparse(node.func) in models:
-            yield node.lineno, False
+def _events(statements: Sequence[ast.stmt], models: set[str], line: int) -> Iterator[tuple[int, bool]]:
+    """Yield the line of each call of a model and of each backward pass, in order. Of the branches of an `if` statement,
+    only the one that contains `line` counts, or else the one with the most calls.
+    """
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            branches = [list(_events(each, models, line)) for each in (statement.body, statement.orelse)]
+            yield from _calls(statement.test, models)
+            yield from max(
+                branches, key=lambda events: (any(line == each for each, _ in events), len(events))
+            )
+            continue
+        parts: list[ast.AST] = [statement]
+        blocks = [block for name in _BLOCKS if isinstance(block := getattr(statement, name, None), list)]
+        if blocks:
+            inner = {id(each) for block in blocks for each in block}
+            parts = [each for each in ast.iter_child_nodes(statement) if id(each) not in inner]
+        for part in parts:
+            yield from _calls(part, models)
+        for block in blocks:
+            yield from _events(block, models, line)
+
+
+def _calls(node: ast.AST, models: set[str]) -> Iterator[tuple[int, bool]]:
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("backward", "manual_backward"):
+            yield call.lineno, True
+        elif ast.unparse(call.func) in models:
+            yield call.lineno, False

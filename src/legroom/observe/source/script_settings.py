@@ -253,7 +253,7 @@ class ScriptSettings:
                 if rank is None or (len(each.name) == 1 and rank >= 0):  # `b = 2` may be any number
                     continue
                 yield BatchSetting(
-                    name=each.name, value=each.value, rank=rank + 1,
+                    name=each.name, value=each.value, rank=rank + 1 + each.is_default,
                     line=each.line, file=path, text=each.text,
                     content=text[: each.begin] + SIZE + text[each.end :],
                 )  # fmt: skip

@@ -124,8 +124,11 @@ class ShortFooter:
             again = [(again[0][0], ""), *again[1:]]
         if again:
             show = show[:1]
-        choices = ([*again, *show], [*again[:1], *show], again[:1] or show, show)
-        commands = next((each for each in choices if _is_short(Commands(each), console, options)), [])
+        choices = ([*again, *show], [*again[:1], *show])
+        # The first command is part of the suggestion, so it is shown even if it is long.
+        commands = next(
+            (each for each in choices if _is_short(Commands(each), console, options)), again[:1] or show
+        )
         recorded = f"{clean(words(f'Recorded in {report.capture}.'))} " if report.capture else ""
         following = words(f"Next{when if commands and commands[0] in again else ''}:") if commands else ""
         if following and cell_len(recorded) + cell_len(following) > width:

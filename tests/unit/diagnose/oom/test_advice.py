@@ -326,6 +326,14 @@ def test_fragmentation_is_reported(make_run):
     assert run.advice()["LG607"].saves == 450 * MiB
 
 
+def test_fragmentation_is_not_reported_with_expandable_segments(make_run):
+    run = make_run()
+    run.allocator = "expandable_segments:True"
+    run.alloc(500, ACTIVATION)
+    run.oom(300, fragmented=450)
+    assert "LG607" not in run.advice()
+
+
 def test_small_fragments_are_not_reported(make_run):
     run = make_run()
     run.alloc(900, ACTIVATION)

@@ -29,6 +29,14 @@ def test_a_shortcut_with_stride_reduces_the_image_only_once() -> None:
     assert last(nn.Conv2d(8, 8, 1, stride=2)) == last(nn.Conv2d(8, 8, 1))
 
 
+def test_a_shortcut_with_a_larger_kernel_is_recognized_by_its_channels() -> None:
+    def last(stride: int) -> float | None:
+        shortcut = nn.Conv2d(4, 8, 3, stride=stride)
+        return progress_at(nn.Sequential(nn.Conv2d(4, 8, 3, stride=2), shortcut, nn.Conv2d(8, 8, 3)), 1)
+
+    assert last(2) == last(1)
+
+
 def test_progress_is_unknown_if_layers_run_in_another_order() -> None:
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
     assert forward_progress(model, 1, id(model[11])) is None

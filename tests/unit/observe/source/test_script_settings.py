@@ -285,6 +285,14 @@ def test_other_numbers_on_the_line_of_the_loader_are_not_the_batch_size(
     assert [each.text_with(9) for each in candidates] == ([found] if found else [])
 
 
+def test_a_variable_comes_before_a_default_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [("data.py", "def read(path, batch_size=8): pass"), ("train.py", "batch_size = 8")]
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter(sources))
+    first, second = ScriptSettings(()).candidates(8)
+    assert [first.file, second.file] == ["train.py", "data.py"]
+    assert first.rank < second.rank
+
+
 def test_equal_lines_of_two_files_are_two_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [("train.py", "batch_size = 8"), ("other.py", "batch_size = 8")]
     monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter(sources))

@@ -194,3 +194,13 @@ def test_a_screen_of_40_columns_is_not_exceeded(failed):
     report = failed.report()
     text = render_to_string(Group(ShortReport(report), ShortFooter(report)), width=40)
     assert screen_lines(text, 40) <= 26
+
+
+def test_the_command_with_the_change_is_shown_even_if_it_is_long() -> None:
+    run = Run(arguments=("--batch-size", "64", "--data", LONG[:300]))
+    run.alloc(500, Category.ACTIVATION)
+    run.oom(600)
+    run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory")
+    report = run.report()
+    assert report.commands_to_try[0][0] != report.command.text
+    assert report.commands_to_try[0][0] in on_screen(report).replace("\n", "")
