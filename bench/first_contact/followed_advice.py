@@ -212,10 +212,11 @@ def _plain_sgd(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], s
     path, lines = _read(trial, trial.program.arguments.split()[0])
     text = "".join(lines)
     pattern = r"\boptim\.[A-Z]\w*\(((?:[^(),]|\([^()]*\))+)(?:[^()]|\([^()]*\))*\)"
-    changed = re.sub(pattern, r"optim.SGD(\1, lr=1e-4)", text)
+    option = ", foreach=False" if "`foreach=False`" in finding["fix"] else ""
+    changed = re.sub(pattern, rf"optim.SGD(\1, lr=1e-4{option})", text)
     if "optimizer with less state" not in finding["fix"] or changed == text:
         return None
-    return {path: changed}, "SGD"
+    return {path: changed}, f"SGD{option}"
 
 
 def _one_by_one(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:

@@ -192,6 +192,10 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         return
     option, left, also, smaller = chosen
     fix = f"Use an optimizer with less state: {option}. Or freeze parameters that need no training.{also}"
+    # By default, an update of all parameters at once needs up to one temporary copy of them.
+    copies = evidence.live_bytes(Category.PARAMETER)
+    if evidence.fixed - state + left + copies + evidence.unusable > evidence.budget:
+        fix += " Pass `foreach=False` to the new optimizer."
     yield Finding(
         code="LG605",
         message=message,

@@ -272,6 +272,7 @@ CATALOGUE = {
     "Use an optimizer with less state: SGD without momentum stores none.": (
         "상태가 더 작은 optimizer를 쓰세요. momentum이 없는 SGD는 상태를 저장하지 않습니다."
     ),
+    "Pass `foreach=False` to the new optimizer.": "새 optimizer에 `foreach=False`를 전달하세요.",
     "Or freeze parameters that need no training.": "또는 학습하지 않을 파라미터를 freeze하세요.",
     "Use at most {fraction:term} the current batch size as well.": "batch size도 지금의 {fraction} 이하로 줄이세요.",
     "Freeze parameters that need no training, load the weights in half precision, or split the model across several GPUs (`legroom launch --strategy fsdp`).": (

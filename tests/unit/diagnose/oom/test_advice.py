@@ -1167,6 +1167,17 @@ def test_the_first_optimizer_with_less_state_fits(make_run, parameters, activati
     assert finding.saves == saves * MiB
 
 
+@pytest.mark.parametrize(("parameters", "one_by_one"), [(240, False), (330, True)])
+def test_a_smaller_optimizer_updates_one_by_one_if_copies_do_not_fit(make_run, parameters, one_by_one):
+    run = make_run(capacity=1000)
+    run.alloc(parameters, PARAMETER)
+    run.alloc(20, ACTIVATION)
+    run.oom(250)
+    add_optimizer_at(run, "AdamW", trainable=parameters, state=2 * parameters)
+    finding = run.advice()["LG605"]
+    assert finding.fix.endswith(" Pass `foreach=False` to the new optimizer.") == one_by_one
+
+
 def optimizer_step_in(make_run, activations, **options):
     """The first step of Adam, after a forward pass with activations."""
     run = make_run(**options)
