@@ -50,8 +50,8 @@ class Capture:
     """
     events: list[Event]
     truncated: bool
-    """True if the end mark is missing, because the run was killed or is still running, or because the file is
-    damaged.
+    """True if the end mark is missing, because the run was killed or is still running, or because the file
+    was cut off or damaged.
     """
     dropped: int
     damaged: bool = False
@@ -284,7 +284,7 @@ def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
 
 def _not_a_capture(path: Path, start: bytes) -> str:
     if not start:
-        return f"{path} is empty: the run ended before anything was recorded. Record the run again."
+        return f"{path} is empty: it was cut off, or nothing was recorded. Record the run again."
     opening = b'{"format":"' + FORMAT.encode()
     text = _decompress_until_damage(zlib.decompressobj(31), start)
     if (
@@ -292,7 +292,7 @@ def _not_a_capture(path: Path, start: bytes) -> str:
         and opening.startswith(text[: len(opening)])
         and b"\n" not in text
     ):
-        return f"{path} is incomplete: the run was killed before anything was recorded. Record the run again."
+        return f"{path} contains no events: it was cut off, or nothing was recorded. Record the run again."
     return f"{path} is not a Legroom capture. Pass a file that `legroom run` wrote."
 
 
