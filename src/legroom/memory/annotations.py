@@ -197,7 +197,8 @@ class ExitReason(StrEnum):
     OS_EXIT = "os._exit"
     """`os._exit`, which runs no exit handlers."""
     UNKNOWN = "unknown"
-    """The capture has no end mark, because the process was killed or is still running."""
+    """The capture has no end mark, because the process was killed or is still running, or because the file
+    was cut off or damaged."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 
 from legroom import __version__
 from legroom.diagnose.report.command import RunCommand
+from legroom.memory.live.folder import process_identity
 from legroom.observe.session import DeviceInfo
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -20,6 +21,7 @@ def capture_header(command: RunCommand, devices: Sequence[DeviceInfo]) -> dict[s
     return {
         **command.as_header(),
         "folder": os.getcwd(),
+        "recorder": process_identity(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "legroom": __version__,
         "torch": torch.__version__,

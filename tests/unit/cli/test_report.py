@@ -2,6 +2,8 @@
 
 import gzip
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from legroom.memory.annotations import ExitReason, RunEnded
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, SegmentChange
+from legroom.memory.live.folder import process_identity
 from legroom.units import MiB
 
 RUN = {
@@ -25,8 +28,8 @@ def capture(tmp_path, monkeypatch):
     """Creates a capture with one live storage in the current directory. Sizes are in MiB."""
     monkeypatch.chdir(tmp_path)
 
-    def capture(name: str, size: int = 8, ending: RunEnded | None = None) -> str:
-        with CaptureWriter(name, run=RUN) as writer:
+    def capture(name: str, size: int = 8, ending: RunEnded | None = None, run: dict[str, Any] = RUN) -> str:
+        with CaptureWriter(name, run=run) as writer:
             writer.write(SegmentChange(0.1, 0, 20 * MiB))
             frame = Frame("/project/train.py", 3, "main")
             writer.write(
@@ -82,7 +85,57 @@ def test_a_truncated_capture_is_reported(capture, tmp_path, capfd):
     file = tmp_path / capture("a.legroom")
     file.write_bytes(file.read_bytes()[:-25])
     assert main(["report", "a.legroom"]) == 0
-    assert capfd.readouterr().out.startswith("The process was killed or is still running")
+    assert " ".join(capfd.readouterr().out.split()).startswith(
+        "The capture ends early, after 0.1 s: the file was cut off, or the process was killed or is still running. Peak"
+    )
+
+
+def cut_off(file: Path) -> str:
+    file.write_bytes(file.read_bytes()[:-25])
+    return file.name
+
+
+def test_a_run_that_is_still_in_progress_is_described_as_such(capture, tmp_path, capfd):
+    name = cut_off(tmp_path / capture("a.legroom", run={**RUN, "recorder": process_identity()}))
+    if not process_identity()["machine"]:
+        pytest.skip("the system does not identify a boot of the machine")
+    assert main(["report", name]) == 0
+    assert capfd.readouterr().out.startswith("The run is still in progress after 0.1 s. Peak memory:")
+    assert main(["explain", name]) == 2
+    assert "The run in a.legroom is still in progress. It has no error so far." in capfd.readouterr().err
+    assert main(["report", name, "--compare", capture("b.legroom")]) == 0
+    assert "still in progress" in capfd.readouterr().out
+
+
+def test_a_run_that_has_ended_is_not_described_as_in_progress(capture, tmp_path, capfd):
+    ended = {**process_identity(), "started": "0"}  # another process had this ID
+    if not ended["machine"]:
+        pytest.skip("the system does not identify a boot of the machine")
+    name = cut_off(tmp_path / capture("a.legroom", run={**RUN, "recorder": ended}))
+    early = "the file was cut off, or the process was killed."
+    assert main(["report", name]) == 0
+    assert early in " ".join(capfd.readouterr().out.split())
+    assert main(["explain", name]) == 2
+    assert f"The capture a.legroom ends early and contains no error: {early}" in capfd.readouterr().err
+    assert main(["diff", name, capture("b.legroom")]) == 0
+    compared = " ".join(capfd.readouterr().out.split())
+    assert f"a.legroom: The capture ends early, after 0 steps: {early} A complete run" in compared
+
+
+@pytest.mark.parametrize("recorder", [None, 1, {}, {"pid": 1, "started": "0", "machine": "another machine"}])
+def test_a_run_on_another_machine_may_be_in_progress(capture, tmp_path, capfd, recorder):
+    name = cut_off(tmp_path / capture("a.legroom", run={**RUN, "recorder": recorder}))
+    assert main(["report", name]) == 0
+    assert "or the process was killed or is still running." in " ".join(capfd.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [(0, "The run in a.legroom ended without"), (3, "The run in a.legroom exited with code 3 without")],
+)
+def test_explain_names_the_exit_code_of_a_run_without_an_error(capture, capfd, code, sentence):
+    assert main(["explain", capture("a.legroom", ending=RunEnded(1.0, code, ExitReason.EXITED))]) == 2
+    assert f"{sentence} an error." in capfd.readouterr().err
 
 
 def test_a_damaged_capture_is_not_called_a_killed_run(capture, tmp_path, capfd):
@@ -90,9 +143,11 @@ def test_a_damaged_capture_is_not_called_a_killed_run(capture, tmp_path, capfd):
     data = file.read_bytes()
     file.write_bytes(data[:-20] + bytes(20))
     assert main(["report", "a.legroom"]) == 0
-    assert capfd.readouterr().out.startswith(
-        "The capture is damaged, so the report covers only the part before the damage"
+    assert " ".join(capfd.readouterr().out.split()).startswith(
+        "The capture is damaged after 0.1 s. The report covers only the part before the damage. Peak memory:"
     )
+    assert main(["explain", "a.legroom"]) == 2
+    assert "The capture a.legroom is damaged." in capfd.readouterr().err
 
 
 def test_a_comparison_names_a_run_that_did_not_finish(capture, capfd):

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from legroom import schemas
 from legroom.diagnose.codes import CodePage, find_page
@@ -35,6 +35,10 @@ from legroom.diagnose.oom.known_messages import Certainty
 from legroom.diagnose.oom.recognize import ErrorClassification, classify, is_low_on_memory
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.errors import UsageError
+
+if TYPE_CHECKING:
+    from legroom.memory.annotations import RunEnded
+    from legroom.memory.capture.capture import Capture
 
 ErrorKind = Literal["oom", "disguised-oom", "host-oom", "not-memory", "unknown"]
 ExplanationCertainty = Literal["sure", "likely", "unsure"]
@@ -417,13 +421,35 @@ def _error_of_capture(file: Path) -> str:
     from legroom.memory.capture.capture import read_capture
     from legroom.memory.event_base import Annotation
 
-    ending = find_ending([event for event in read_capture(file).events if isinstance(event, Annotation)])
+    capture = read_capture(file)
+    ending = find_ending([event for event in capture.events if isinstance(event, Annotation)])
     if not ending.error:
         raise UsageError(
-            f"The run in {file} ended without an error. Show the memory use of the run with `legroom "
+            f"{_ending_without_error(file, capture, ending)} Show the memory use of the run with `legroom "
             f"report {file}`."
         )
     return f"{ending.traceback}\n{ending.error}"
+
+
+def _ending_without_error(file: Path, capture: "Capture", ending: "RunEnded") -> str:
+    from legroom.memory.annotations import ExitReason
+    from legroom.memory.live.folder import is_still_running
+
+    if ending.reason is not ExitReason.UNKNOWN:
+        code = f"exited with code {ending.exit_code}" if ending.exit_code else "ended"
+        return f"The run in {file} {code} without an error."
+    if capture.damaged:
+        return f"The capture {file} is damaged. The part before the damage contains no error."
+    if not capture.truncated:
+        return f"The capture {file} contains no error."
+    is_running = is_still_running(capture.run.get("recorder"))
+    if is_running:
+        return f"The run in {file} is still in progress. It has no error so far."
+    ended = "was killed" if is_running is False else "was killed or is still running"
+    return (
+        f"The capture {file} ends early and contains no error: the file was cut off, or the process {ended}. For a "
+        "killed process, see `legroom explain LG705`."
+    )
 
 
 _CHUNK = 1 << 20

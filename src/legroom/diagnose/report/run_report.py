@@ -50,6 +50,7 @@ from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
+from legroom.memory.live.folder import is_still_running
 from legroom.observe.source.cells import short_location
 from legroom.units import GiB
 
@@ -111,6 +112,8 @@ class RunReport:
     rank: int | None = None
     damaged: bool = False
     """True if the end of the run is unknown because the capture contains invalid data."""
+    is_running: bool | None = None
+    """Whether the process that records the capture is still running, or None if this is unknown."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -270,7 +273,7 @@ def report_from_capture(capture: Capture, *, path: str | None = None, device: in
         dropped=capture.dropped,
         device=device,
     )
-    return replace(report, damaged=capture.damaged)
+    return replace(report, damaged=capture.damaged, is_running=is_still_running(capture.run.get("recorder")))
 
 
 def report_from_ledger(

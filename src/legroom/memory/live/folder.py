@@ -225,6 +225,35 @@ def _temporary(path: Path) -> Path:
 # --- processes
 
 
+def process_identity() -> dict[str, Any]:
+    """Return a description of this process, with which `is_still_running` finds it. The description contains a hash
+    that changes with every boot, so it does not identify the machine in a file that is shared.
+    """
+    pid = os.getpid()
+    return {"pid": pid, "started": _process_started(pid), "machine": _hashed_machine()}
+
+
+def is_still_running(identity: Any) -> bool | None:
+    """Return whether the process with this `process_identity` is running, or None if this is unknown, for example
+    because it ran on another machine.
+    """
+    if not isinstance(identity, dict) or not identity.get("machine"):
+        return None
+    pid = identity.get("pid")
+    if identity["machine"] != _hashed_machine() or type(pid) is not int or pid <= 0:
+        return None
+    started = _process_started(pid)
+    return started is not None and started == identity.get("started")
+
+
+def _hashed_machine() -> str:
+    """Return a hash of `_machine`, or "" if the boot or the PID namespace is unknown. This is always the case on macOS
+    and Windows.
+    """
+    machine = _machine()
+    return hashlib.sha256(machine.encode()).hexdigest()[:16] if " " in machine else ""
+
+
 def _process_started(pid: int) -> str | None:
     """Return a string that identifies the process with this ID, or None if the process is not running. A zombie
     process counts as not running.

@@ -145,11 +145,10 @@ def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
 
 def _run_summary(report: RunReport) -> str:
     duration = format_duration(report.seconds) if report.seconds else ""
-    how = _format_exit(report)
-    after = f" {'in' if how == 'Finished' else 'after'} {duration}" if duration else ""
+    after = f" {'in' if _format_exit(report) == 'Finished' else 'after'} {duration}" if duration else ""
     if report.steps:
         after = f" after {format_count(report.steps, 'step')}" + (f" ({duration})" if duration else "")
-    ended = f"{how}{_on_rank(report.rank)}{after}."
+    ended = _ended(report, after)
     if report.peak is None or report.device is None:
         on_host = report.device is not None and report.device.kind == "host"
         return f"{ended} {'No tensor memory' if on_host else 'No GPU memory'} was used."
@@ -195,8 +194,13 @@ def format_incomplete(report: RunReport) -> str:
     finished."""
     if report.ending.reason is ExitReason.FINISHED or report.ending.exit_code == 0:
         return ""
-    how = "Ran out of memory" if report.failed_with_oom else _format_exit(report)
-    return f"{how} after {format_count(report.steps, 'step')}" if how != "Ended" else ""
+    after = f" after {format_count(report.steps, 'step')}"
+    if report.failed_with_oom:
+        return f"Ran out of memory{after}"
+    how = _format_exit(report)
+    if how is not None:
+        return how + after
+    return _ended(report, after).partition(". ")[0].removesuffix(".") if report.truncated else ""
 
 
 def _growth_summary(report: RunReport) -> str:
@@ -213,7 +217,30 @@ def _growth_summary(report: RunReport) -> str:
     )
 
 
-def _format_exit(report: RunReport) -> str:
+def _ended(report: RunReport, after: str) -> str:
+    """Return how the run ended, or that the capture does not contain its end. `after` is empty or starts with a
+    space.
+    """
+    how, on_rank = _format_exit(report), _on_rank(report.rank)
+    if how is not None:
+        return f"{how}{on_rank}{after}."
+    if report.damaged:
+        return f"The capture is damaged{on_rank}{after}. The report covers only the part before the damage."
+    if not report.truncated:
+        return f"Ended{on_rank}{after}."
+    if report.is_running:
+        return f"The run is still in progress{on_rank}{after}."
+    return f"The capture ends early{on_rank}{',' if after else ''}{after}: {format_early_end(report)}."
+
+
+def format_early_end(report: RunReport) -> str:
+    """Return the possible reasons why the capture of a run that does not continue has no end."""
+    ended = "was killed" if report.is_running is False else "was killed or is still running"
+    return f"the file was cut off, or the process {ended}"
+
+
+def _format_exit(report: RunReport) -> str | None:
+    """Return how the run ended, or None if the capture does not contain its end."""
     ending = report.ending
     match ending.reason:
         case ExitReason.FINISHED:
@@ -226,9 +253,7 @@ def _format_exit(report: RunReport) -> str:
             return "Interrupted" + clean(ending.error).removeprefix("KeyboardInterrupt")
         case ExitReason.RAISED:
             return f"Failed with {clean(ending.error).partition(':')[0]}"
-    if report.damaged:
-        return "The capture is damaged, so the report covers only the part before the damage"
-    return "The process was killed or is still running" if report.truncated else "Ended"
+    return None
 
 
 def _on_rank(rank: int | None) -> str:

@@ -157,7 +157,9 @@ def test_a_run_that_is_still_recorded_is_described_as_such() -> None:
     run = Run()
     run.alloc(8)
     text = page(figures_from_capture(run.capture(truncated=True)))
-    assert "The run is still being recorded, or its process was killed." in text
+    assert (
+        "The capture ends early: the file was cut off, or the process was killed or is still running." in text
+    )
 
 
 def test_a_run_without_memory_has_no_charts() -> None:

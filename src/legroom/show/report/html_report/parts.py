@@ -11,6 +11,7 @@ from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import RunReport
 from legroom.diagnose.report.source_lines import Sources
 from legroom.findings import Finding
+from legroom.memory.annotations import ExitReason
 from legroom.memory.columns import CATEGORIES
 from legroom.memory.events import Step
 from legroom.show.common.code_frame import source_line
@@ -21,6 +22,7 @@ from legroom.show.common.formatting import (
     format_frame,
     format_location,
 )
+from legroom.show.report.run_report import format_early_end
 from legroom.units import format_size
 
 MAX_STEPS = 1000
@@ -34,11 +36,15 @@ def notes(report: RunReport) -> str:
     remarks = []
     if report.damaged:
         remarks.append("The capture is damaged. The page shows only the data before the damaged part.")
-    elif report.truncated:
-        remarks.append(
-            f"The run is still being recorded, or its process was killed. The page shows the first "
-            f"{format_duration(report.seconds)}. If the run is still in progress, create the page again after the run ends."
-        )
+    elif report.truncated and report.ending.reason is ExitReason.UNKNOWN:
+        first = f"The page shows the first {format_duration(report.seconds)}."
+        again = "create the page again after the run ends."
+        if report.is_running:
+            remarks.append(f"The run is still in progress. {first} To see the whole run, {again}")
+        else:
+            remarks.append(f"The capture ends early: {format_early_end(report)}. {first}")
+            if report.is_running is None:
+                remarks[-1] += f" If the run is still in progress, {again}"
     if report.dropped:
         remarks.append(
             f"The capture omits {format_count(report.dropped, 'event')} to limit its size. The timeline is hatched where "
