@@ -158,7 +158,7 @@ def test_the_page_works_in_a_browser(browser: "playwright.Browser", tmp_path: Pa
         diff_page(difference, (before.report(), after.report()), names=(HOSTILE, "after.legroom"))
     )
     tab.goto(file.as_uri())
-    assert "Peak memory increased by 420.0 MiB" in tab.locator(".lead").inner_text()
+    assert "Peak allocated memory increased by 420.0 MiB" in tab.locator(".lead").inner_text()
     tab.click("section:nth-of-type(3) th:first-child button")
     assert tab.locator("section:nth-of-type(3) tbody td").first.inner_text() == "activation"
     assert tab.evaluate("document.documentElement.scrollWidth") == 400

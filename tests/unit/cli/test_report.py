@@ -69,7 +69,9 @@ def test_the_report_is_printed_as_json(capture, capfd):
 
 def test_two_captures_are_compared(capture, capfd):
     assert main(["report", capture("b.legroom", 12), "--compare", capture("a.legroom")]) == 0
-    sentence = "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB, mostly input."
+    sentence = (
+        "Peak allocated memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB, mostly input."
+    )
     assert sentence in " ".join(capfd.readouterr().out.split())
 
 
@@ -248,16 +250,19 @@ def test_a_comparison_page_is_written(capture, tmp_path, capfd):
     assert main(words) == 0
     shown = " ".join(capfd.readouterr().out.split())
     assert shown.startswith(
-        "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB in b.legroom, mostly input."
+        "Peak allocated memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB in b.legroom, mostly input."
     )
     assert main([*words, "--fail-over", "4MiB"]) == 0
     assert "--fail-over" not in capfd.readouterr().out
     assert main([*words, "--fail-over", "3MiB", "--html", "d.html"]) == 1
     out = capfd.readouterr().out
-    assert "Peak memory increased by more than 3.0 MiB (--fail-over)." in out
+    assert "Peak allocated memory increased by more than 3.0 MiB (--fail-over)." in out
     assert "Wrote d.html (" in out
     page = (tmp_path / "d.html").read_text()
-    assert "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB in b.legroom" in page
+    assert (
+        "Peak allocated memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB in b.legroom"
+        in page
+    )
     assert "http" not in page.replace("http-equiv", "")
     assert main([*words, "--html", "d.html"]) == 2
     assert "d.html exists" in capfd.readouterr().err

@@ -56,7 +56,7 @@ def _parts(
 
 
 def _changes(kind: str, changes: Sequence[tuple[str, Change]], number: int) -> Iterator[RenderableType]:
-    heading = Text(f"\nPeak memory by {kind}", style="bold")
+    heading = Text(f"\nPeak allocated memory by {kind}", style="bold")
     if len(changes) > number:
         heading.append(f"  the {number} largest of {len(changes)} changes", style="not bold dim")
     yield heading
@@ -74,18 +74,18 @@ def format_change(difference: Difference, before: str, after: str = "") -> str:
     peak = difference.allocated
     where = f" in {after}" if after else ""
     if not peak.delta:
-        return f"Peak memory is the same as in {before}: {format_size(peak.after)}."
+        return f"Peak allocated memory is the same as in {before}: {format_size(peak.after)}."
     direction = "increased" if peak.delta > 0 else "decreased"
     same_sign = [change for change in difference.by_category if change.delta * peak.delta > 0]
     most = f", mostly {same_sign[0].what}" if same_sign else ""
     return (
-        f"Peak memory {direction} by {format_size(abs(peak.delta))}, from {format_size(peak.before)} in {before} to "
+        f"Peak allocated memory {direction} by {format_size(abs(peak.delta))}, from {format_size(peak.before)} in {before} to "
         f"{format_size(peak.after)}{where}{most}."
     )
 
 
 def format_limit(limit: int) -> str:
-    return f"\nPeak memory increased by more than {format_size(limit)} (--fail-over)."
+    return f"\nPeak allocated memory increased by more than {format_size(limit)} (--fail-over)."
 
 
 def _table(changes: Sequence[tuple[str, Change]]) -> Table:

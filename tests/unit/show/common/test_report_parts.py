@@ -66,15 +66,15 @@ def difference(before: int, after: int) -> Difference:
 def test_decrease_of_the_peak_is_shown():
     text = render_to_string(render_comparison(difference(12, 8), before="old.legroom"))
     assert text.splitlines()[1:3] == [
-        "Peak memory decreased by 4.0 MiB, from 12.0 MiB in old.legroom to 8.0 MiB,",
-        "mostly activation.",
+        "Peak allocated memory decreased by 4.0 MiB, from 12.0 MiB in old.legroom to 8.0",
+        "MiB, mostly activation.",
     ]
     assert "  /project/train.py:3   12.0 MiB    8.0 MiB   -4.0 MiB" in text
 
 
 def test_unchanged_peak_is_described():
     text = render_to_string(render_comparison(difference(8, 8), before="old.legroom"))
-    assert "Peak memory is the same as in old.legroom: 8.0 MiB." in text
+    assert "Peak allocated memory is the same as in old.legroom: 8.0 MiB." in text
     assert "memory by line" not in text
 
 
@@ -115,7 +115,7 @@ def test_a_comparison_of_many_lines_fits_on_a_screen():
     )
     text = render_to_string(render_comparison(many, before="old.legroom", verbose=False))
     assert len(text.splitlines()) <= 19
-    assert "Peak memory by line  the 4 largest of 29 changes" in text
+    assert "Peak allocated memory by line  the 4 largest of 29 changes" in text
     assert len(render_to_string(render_comparison(many, before="old.legroom")).splitlines()) == 24
 
 

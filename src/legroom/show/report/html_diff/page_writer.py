@@ -89,9 +89,9 @@ def _chart(histories: Sequence[Sequence[Step]], names: Sequence[str]) -> str:
     )
     before, after = map(escape, names)
     return (
-        "<section><h2>Peak memory per step</h2>"
+        "<section><h2>Peak allocated memory per step</h2>"
         f'<p class="legend"><span class="before">{before}</span><span class="after">{after}</span></p>'
-        f'<div class="scroll"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Peak memory per step of {before} and {after}">'
+        f'<div class="scroll"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Peak allocated memory per step of {before} and {after}">'
         f'<path class="axis" d="M{_LEFT} 8V{bottom}H{_WIDTH}"/>{labels}{lines}</svg></div></section>'
     )
 
