@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.event_base import Category, Phase
-from legroom.memory.events import Alloc, Event, Free, Holder, SegmentChange, Tag
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom, SegmentChange, Step, Tag
 
 MAX_COLUMNS = 1 << 16
 _FEWEST = 1 << 12
@@ -102,6 +102,12 @@ def history_of(
         elif isinstance(event, SegmentChange):
             if event.device == device:
                 reserved += event.bytes
+        elif isinstance(event, Oom | Step):
+            if event.device == device:
+                after = event.phase if isinstance(event, Oom) else Phase.OTHER
+                if after is not (phase or Phase.OTHER):
+                    phase = after
+                    phases.append((max(event.time, now), phase))
         elif isinstance(event, GapStarted):
             gap_start = max(event.time, now)
         elif isinstance(event, GapEnded):

@@ -5,9 +5,10 @@ from example_events import alloc, training
 from hypothesis import given
 from hypothesis import strategies as st
 
+from example_runs import Run
 from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.columns import CATEGORIES, final_categories, history_of
-from legroom.memory.event_base import Category
+from legroom.memory.event_base import Category, Phase
 from legroom.memory.events import Event, Free, SegmentChange, Tag
 from legroom.memory.layout import layout_after
 from legroom.memory.ledger import Ledger
@@ -78,6 +79,18 @@ def test_a_gap_has_no_columns() -> None:
         (5.0, 30),
         (6.0, 60),
     ]  # fmt: skip
+
+
+def test_the_phase_of_a_step_ends_with_the_step() -> None:
+    run = Run()
+    run.alloc(10)
+    run.phase = Phase.OPTIMIZER
+    block = run.alloc(5)
+    run.end_step()
+    run.free(block)
+    phases = history_of(run.events, 0, {}).phases
+    assert [phase for _, phase in phases] == [Phase.FORWARD, Phase.OPTIMIZER, Phase.OTHER]
+    assert history_of(run.events, 1, {}).phases == []
 
 
 def test_a_layout_contains_every_block_and_its_category() -> None:

@@ -35,6 +35,8 @@ class SelectableMoment:
     step: int
     phase: Phase
     live: LiveSites
+    between_passes: bool = False
+    """True if the moment is between the forward and the backward pass. `phase` is then `Phase.OTHER`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +75,28 @@ def figures_from_capture(
     sites, live = live_sites(events, device.index, tags, chosen)
     live = _within_budget(live, special)
     ends = [step.time for step in report.history]
-    moments = [
-        SelectableMoment(
-            label=special.get(each.index, ""),
-            step=_step_at(each.time, ends, report.history),
-            phase=_phase_at(each.time, history),
-            live=each,
-        )
-        for each in live
-    ]
     failed_at = next(
         (index for index, event in ooms.items() if report.oom and event is report.oom.event), None
     )
     main_index = failed_at if failed_at is not None and report.failed_with_oom else peak
+    reported = {main_index: report.oom.snapshot if report.oom and main_index == failed_at else report.peak}
+
+    def moment(each: LiveSites) -> SelectableMoment:
+        snapshot = reported.get(each.index)
+        step, phase = _step_at(each.time, ends, report.history), _phase_at(each.time, history)
+        if snapshot is not None:  # the sentence at the top of the page describes this moment
+            step, phase = snapshot.step, Phase(snapshot.phase)
+        elif each.index in ooms:
+            step, phase = ooms[each.index].step, ooms[each.index].phase
+        return SelectableMoment(
+            label=special.get(each.index, ""),
+            step=step,
+            phase=phase,
+            between_passes=snapshot is not None and snapshot.between_passes,
+            live=each,
+        )
+
+    moments = [moment(each) for each in live]
     return RunFigures(
         report=report,
         history=history,

@@ -16,7 +16,7 @@ from legroom.diagnose.report.run_figures import figures_from_capture
 from legroom.memory.compare import compare_captures
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Category, Frame, Phase
-from legroom.memory.events import Alloc, Event
+from legroom.memory.events import Alloc, Event, Oom
 from legroom.show.report.html_diff.page_writer import page as diff_page
 from legroom.show.report.html_report import page_writer
 from legroom.show.report.html_report.page_writer import page
@@ -86,6 +86,32 @@ def test_the_timeline_and_the_moments_contain_the_peak() -> None:
     assert len(unpacked(data["live"]["sizes"], "I")) == sum(moment["size"] for moment in data["moments"])
     assert {moment["step"] for moment in data["moments"]} == set(range(7))
     assert [mark["kind"] for mark in data["marks"]] == ["oom"]
+
+
+def test_the_moment_of_the_failure_has_the_phase_of_the_first_sentence() -> None:
+    run = out_of_memory()
+    for position, event in enumerate(run.events):
+        if isinstance(event, Oom):  # the last allocation was in the forward pass
+            run.events[position] = event._replace(phase=Phase.OPTIMIZER)
+    text = page_of(run)
+    assert "Out of memory at step 6 in the optimizer step" in text
+    data = embedded(text)
+    main = data["moments"][data["main"]]
+    assert data["phaseNames"][main["phase"]] == "in the optimizer step"
+
+
+def test_the_moment_of_the_peak_has_the_phase_of_the_first_sentence() -> None:
+    run = Run()
+    run.alloc(8, Category.PARAMETER)
+    run.alloc(8, Category.ACTIVATION)
+    run.phase = Phase.OTHER
+    run.alloc(9)
+    run.ends(0, "finished")
+    text = page_of(run)
+    assert "at step 0 between the forward and the backward pass" in text
+    data = embedded(text)
+    main = data["moments"][data["main"]]
+    assert data["phaseNames"][main["phase"]] == "between the forward and the backward pass"
 
 
 def test_findings_leaks_variables_and_steps_are_listed() -> None:

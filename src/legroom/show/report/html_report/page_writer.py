@@ -15,7 +15,7 @@ from legroom.memory.columns import CATEGORIES, Columns, History
 from legroom.memory.event_base import Frame, Phase
 from legroom.memory.layout import Layout
 from legroom.memory.moments import Site
-from legroom.show.common.formatting import clean, format_count, format_location, format_phase
+from legroom.show.common.formatting import BETWEEN_PASSES, clean, format_count, format_location, format_phase
 from legroom.show.common.html_page import compressed, fill_template
 from legroom.show.report.html_report import parts
 from legroom.show.report.run_report import format_verdict
@@ -85,7 +85,7 @@ def _data(figures: RunFigures, sources: Sources) -> dict[str, Any]:
         "begin": history.begin,
         "end": history.end,
         "levels": [_level(columns) for columns in history.levels],
-        "phaseNames": [format_phase(phase) for phase in _PHASES],
+        "phaseNames": [*(format_phase(phase) for phase in _PHASES), BETWEEN_PASSES],
         "phases": _phases(history),
         "gaps": [list(gap) for gap in history.gaps],
         "steps": {
@@ -97,7 +97,7 @@ def _data(figures: RunFigures, sources: Sources) -> dict[str, Any]:
             {
                 "time": each.live.time,
                 "step": each.step,
-                "phase": _PHASES.index(each.phase),
+                "phase": len(_PHASES) if each.between_passes else _PHASES.index(each.phase),
                 "label": each.label,
                 "size": len(each.live.sites),
             }
