@@ -166,5 +166,25 @@ def test_the_page_works_in_a_browser(browser: "playwright.Browser", tmp_path: Pa
     assert problems == []
 
 
+def test_a_position_in_a_module_name_is_not_split(browser: "playwright.Browser", tmp_path: Path) -> None:
+    run = Run()
+    run.alloc(20, Category.ACTIVATION, module="GELU (4.1)")
+    run.alloc(20, Category.ACTIVATION, module="net.0.Linear (4.0)")
+    run.alloc(20, Category.ACTIVATION, module="broken (4.1")
+    run.ends(0, "finished")
+    tab = opened(browser, run, tmp_path)
+    names = {each.partition(" · ")[0] for each in tab.locator("#icicle .cell").all_inner_texts()}
+    assert names >= {"GELU (4.1)", "net", "0", "Linear (4.0)", "broken (4"}
+
+
+def opened(browser: "playwright.Browser", run: Run, tmp_path: Path) -> "playwright.Page":
+    file = tmp_path / "run.html"
+    file.write_text(page_of(figures_from_capture(run.capture(), path="run.legroom")))
+    tab = browser.new_context(viewport={"width": 1200, "height": 900}).new_page()
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("html[data-ready]", timeout=10_000)
+    return tab
+
+
 def drawn(tab: "playwright.Page", canvas: str) -> str:
     return str(tab.evaluate(f"document.querySelector('{canvas}').toDataURL()"))

@@ -13,8 +13,10 @@ const momentName = (moment) => `${moment.label ? `${moment.label}, ` : ""}step $
 picker.append(...run.moments.map((moment, at) => ({ moment, at })).sort((a, b) => !a.moment.label - !b.moment.label || a.at - b.at)
   .map(({ moment, at }) => element("option", { value: at, textContent: momentName(moment) })));
 
+// `net.GELU (4.1)` consists of `net` and `GELU (4.1)`.
+const modulePath = (module) => module.match(/(?:\([^)]*\)|[^.])+/g) ?? [module || "no module"];
 const PATHS = {
-  module: (site) => [...(site.module ? site.module.split(".") : ["no module"]), site.location, run.categories[site.kind]],
+  module: (site) => [...modulePath(site.module), site.location, run.categories[site.kind]],
   line: (site) => [site.file, site.method || "module level", site.location, run.categories[site.kind]],
   category: (site) => [run.categories[site.kind], site.location, site.module || "no module"],
 };
