@@ -177,6 +177,32 @@ def test_a_position_in_a_module_name_is_not_split(browser: "playwright.Browser",
     assert names >= {"GELU (4.1)", "net", "0", "Linear (4.0)", "broken (4"}
 
 
+def test_the_time_after_the_last_step_is_not_a_step(browser: "playwright.Browser", tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(3):
+        run.phase = Phase.FORWARD
+        block = run.alloc(20, Category.ACTIVATION)
+        run.phase = Phase.OPTIMIZER
+        run.free(run.alloc(10))
+        run.end_step()
+        run.free(block)
+    run.alloc(1)
+    run.events[-1] = run.events[-1]._replace(phase=Phase.OTHER)
+    run.ends(0, "finished")
+    tab = opened(browser, run, tmp_path)
+    canvas, described = tab.locator("#timeline canvas"), tab.locator("#timeline-live")
+    canvas.focus()
+    tab.keyboard.press("End")
+    assert described.inner_text().startswith("After the last step, outside forward and backward, ")
+    box = canvas.bounding_box()
+    assert box is not None
+    canvas.hover(position={"x": box["width"] * 0.9, "y": 100})  # the rest of the run is narrower than a step
+    assert tab.locator("#timeline .tip").inner_text().startswith("Step 2")
+    options = tab.locator("#moment option").all_text_contents()
+    assert not any("step 3" in each for each in options)
+    assert any("after the last step outside forward and backward" in each for each in options)
+
+
 def opened(browser: "playwright.Browser", run: Run, tmp_path: Path) -> "playwright.Page":
     file = tmp_path / "run.html"
     file.write_text(page_of(figures_from_capture(run.capture(), path="run.legroom")))

@@ -100,6 +100,18 @@ def test_the_moment_of_the_failure_has_the_phase_of_the_first_sentence() -> None
     assert data["phaseNames"][main["phase"]] == "in the optimizer step"
 
 
+def test_a_pass_after_the_last_step_is_an_unfinished_step() -> None:
+    run = Run()
+    run.alloc(8)
+    run.end_step()
+    run.free(run.alloc(8))
+    run.end_step()
+    assert not embedded(page_of(run))["steps"]["unfinished"]
+    run.alloc(8)
+    assert embedded(page_of(run))["steps"]["unfinished"]
+    assert embedded(page_of(out_of_memory()))["steps"]["unfinished"]
+
+
 def test_the_moment_of_the_peak_has_the_phase_of_the_first_sentence() -> None:
     run = Run()
     run.alloc(8, Category.PARAMETER)

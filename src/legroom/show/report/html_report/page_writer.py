@@ -91,6 +91,7 @@ def _data(figures: RunFigures, sources: Sources) -> dict[str, Any]:
         "steps": {
             "numbers": _integers(step.step for step in report.history),
             "ends": _floats(step.time for step in report.history),
+            "unfinished": _has_unfinished_step(figures, history),
         },
         "marks": _marks(figures),
         "moments": [
@@ -150,6 +151,14 @@ def _level(columns: Columns) -> dict[str, Any]:
         "sums": _integers(value // _UNIT for sums in zip(*columns.sums, strict=True) for value in sums),
         "reserved": _integers(value // _UNIT for value in columns.reserved),
     }
+
+
+def _has_unfinished_step(figures: RunFigures, history: History) -> bool:
+    """Return True if a pass started, or memory ran out, after the last recorded step."""
+    last = max((step.time for step in figures.report.history), default=history.begin)
+    return any(time >= last and phase is not Phase.OTHER for time, phase in history.phases) or any(
+        oom.time > last for oom in figures.ooms
+    )
 
 
 def _phases(history: History) -> dict[str, str]:

@@ -9,7 +9,8 @@ for (const moment of run.moments) { moment.start = start; start += moment.size; 
 const ROW = 24, box = byId("icicle"), picker = byId("moment"), search = byId("search");
 let root = null, focus = null;
 
-const momentName = (moment) => `${moment.label ? `${moment.label}, ` : ""}step ${moment.step} ${run.phaseNames[moment.phase]}, ${seconds(moment.time - run.begin)}`;
+const stepName = (moment) => (moment.label !== "peak" && isAfterSteps(moment.time) ? "after the last step" : `step ${moment.step}`);
+const momentName = (moment) => `${moment.label ? `${moment.label}, ` : ""}${stepName(moment)} ${run.phaseNames[moment.phase]}, ${seconds(moment.time - run.begin)}`;
 picker.append(...run.moments.map((moment, at) => ({ moment, at })).sort((a, b) => !a.moment.label - !b.moment.label || a.at - b.at)
   .map(({ moment, at }) => element("option", { value: at, textContent: momentName(moment) })));
 
@@ -110,7 +111,7 @@ function choose(at) {
   root = focus = build(moment, byId("grouping").value);
   picker.value = at;
   const name = moment.label === "peak" ? "At the peak" : moment.label ? "When memory ran out" : "At the selected moment";
-  byId("moment-text").textContent = `${name} (step ${moment.step} ${run.phaseNames[moment.phase]}, ${seconds(moment.time - run.begin)}), ${size(root.bytes)} was allocated. The width is the size of the memory. Click to enlarge.`;
+  byId("moment-text").textContent = `${name} (${stepName(moment)} ${run.phaseNames[moment.phase]}, ${seconds(moment.time - run.begin)}), ${size(root.bytes)} was allocated. The width is the size of the memory. Click to enlarge.`;
   byId("icicle-detail").textContent = "Point at an entry, or move to it with the arrow keys, to see its size and source line.";
   byId("earlier").disabled = at === 0;
   byId("later").disabled = at === run.moments.length - 1;

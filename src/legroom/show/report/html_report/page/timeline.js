@@ -29,9 +29,12 @@ const end = Math.max(run.end, run.begin + 1e-6);
 const equalSteps = byId("equal-steps"), edges = Float64Array.from([run.begin, ...steps.ends.filter((time) => time > run.begin && time < end), end]);
 equalSteps.checked = steps.ends.length > 2;
 equalSteps.parentElement.hidden = !steps.ends.length;
+const lastEnd = steps.ends.length ? steps.ends[steps.ends.length - 1] : Infinity, endsWithStep = run.steps.unfinished || lastEnd >= end;
+const isAfterSteps = (time) => !run.steps.unfinished && time > lastEnd;
 const within = (at) => Math.min(Math.max(at, 0), edges.length - 2);
-const placeOf = (time) => { if (!equalSteps.checked) return time; const at = within(after(edges, time) - 1); return at + (time - edges[at]) / (edges[at + 1] - edges[at]); };
-const timeOf = (place) => { if (!equalSteps.checked) return place; const at = within(Math.floor(place)); return edges[at] + (place - at) * (edges[at + 1] - edges[at]); };
+const widthOf = (at) => (at < edges.length - 2 || endsWithStep ? 1 : 0.2); // the time after the last step is not a step
+const placeOf = (time) => { if (!equalSteps.checked) return time; const at = within(after(edges, time) - 1); return at + (widthOf(at) * (time - edges[at])) / (edges[at + 1] - edges[at]); };
+const timeOf = (place) => { if (!equalSteps.checked) return place; const at = within(Math.floor(place)); return edges[at] + ((place - at) / widthOf(at)) * (edges[at + 1] - edges[at]); };
 let first, last; // places of the first and the last event
 function place() {
   for (const part of [...levels, phases]) part.places = part.times.map(placeOf);
@@ -255,9 +258,11 @@ function drawSteps(context, height) {
   let free = -Infinity; // where the previous label ends
   for (let at = begin; at <= stop; at++) {
     const number = at < steps.numbers.length ? steps.numbers[at] : steps.numbers[at - 1] + 1, start = at ? steps.ends[at - 1] : run.begin;
-    if (number % every) continue;
+    const isStep = at < steps.ends.length || run.steps.unfinished;
+    if (isStep && number % every) continue;
     const x = xOf(Math.max(start, from));
     if (start >= from) drawLine(context, x, EDGE.top + plot.height, x, height - 20, palette.faint);
+    if (!isStep) continue;
     const crowded = start < from && at < steps.ends.length && xOf(steps.ends[at]) - x < 60; // the next label is more useful
     if (crowded || x < free) continue;
     label(`step ${number}`, x);
@@ -270,7 +275,7 @@ function describe(time) {
   const at = Math.min(Math.max(after(times, time) - 1, 0), length - 1);
   const parts = run.categories.map((name, kind) => [name, sums[kind * length + at] * UNIT, kind]).filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]);
   const mark = run.marks.find((each) => Math.abs(xOf(each.time) - xOf(time)) < 5);
-  return { head: `Step ${stepAt(time)}, ${run.phaseNames[phaseAt(time)]}, ${seconds(time - run.begin)}`, mark: mark?.text, total: `${size(totals[at] * UNIT)} allocated, ${size(reserved[at] * UNIT)} reserved`, parts };
+  return { head: `${isAfterSteps(time) ? "After the last step" : `Step ${stepAt(time)}`}, ${run.phaseNames[phaseAt(time)]}, ${seconds(time - run.begin)}`, mark: mark?.text, total: `${size(totals[at] * UNIT)} allocated, ${size(reserved[at] * UNIT)} reserved`, parts };
 }
 
 function point(time, speak = false) {
