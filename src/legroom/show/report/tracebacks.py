@@ -2,7 +2,8 @@
 
 After an out-of-memory error, only the user's frames are relevant. Frames in torch are folded into one line such as `… 7
 frames in torch`. For any other error, the frames of libraries may be relevant, so only Legroom's own frames are
-omitted.
+omitted. The same applies to the traceback in the message of an error from a replica of `DataParallel` or from a
+DataLoader worker.
 """
 
 import contextlib
@@ -24,6 +25,10 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 _FOLDED = "\0folded"
 _SUGGESTION = re.compile(r"\. Did you mean: '\w+'\?$")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_ORIGINAL = "Original Traceback (most recent call last):"
+"""The line with which torch starts the traceback of another thread or process in the message of an error."""
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
+_Choose = Callable[[StackSummary], Iterator[FrameSummary]]
 
 
 def format_short_traceback(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
@@ -32,7 +37,7 @@ def format_short_traceback(error: BaseException, is_user_file: Callable[[str], b
 
 
 def format_traceback(error: BaseException) -> str:
-    return _render(error, lambda stack: (frame for frame in stack if not _is_legroom(frame)))
+    return _render(error, _omit_legroom)
 
 
 def omit_dispatch_frames(error: BaseException) -> None:
@@ -67,7 +72,7 @@ def format_error_line(error: BaseException) -> str:
     """Return the last line of the traceback, which contains the error message, without notes."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     line = lines[-1] if isinstance(error, SyntaxError) else lines[0]
-    return printable(_COLORS.sub("", line.strip())) + _suggestion(error)
+    return printable(_reduce_original(_COLORS.sub("", line.strip()), _omit_legroom)) + _suggestion(error)
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
@@ -77,7 +82,7 @@ def innermost_user_location(error: BaseException, is_user_file: Callable[[str], 
     return "an unknown line"
 
 
-def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[FrameSummary]]) -> str:
+def _render(error: BaseException, choose: _Choose) -> str:
     summary = TracebackException.from_exception(error, compact=True)
     seen: set[int] = set()
     pending = [summary]
@@ -92,7 +97,41 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
     text = printable(_COLORS.sub("", "".join(summary.format())))
     suggestion = _suggestion(error)
     ends_with_error = text.rstrip().endswith(str(error))  # not with a note
-    return f"{text.rstrip()}{suggestion}\n" if suggestion and ends_with_error else text
+    text = f"{text.rstrip()}{suggestion}\n" if suggestion and ends_with_error else text
+    return _reduce_original(text, choose)
+
+
+def _reduce_original(text: str, choose: _Choose) -> str:
+    """Apply `choose` to the frames in `text` that follow the start of an original traceback. The frames of the error
+    itself, which may also follow, have been chosen before.
+    """
+    start = text.find(_ORIGINAL)
+    if start < 0:
+        return text
+    result: list[str] = [text[:start]]
+    stack = StackSummary()
+    shown: dict[int, str] = {}  # the lines of each frame in `stack`
+
+    def end_stack() -> None:
+        result.extend(
+            f"  {frame.name}\n" if frame.filename == _FOLDED else shown[id(frame)] for frame in choose(stack)
+        )
+        shown.clear()
+        stack.clear()
+
+    for line in text[start:].splitlines(keepends=True):
+        header = _FRAME.match(line)
+        if header is not None:
+            frame = FrameSummary(header[1], int(header[2]), header[3], lookup_line=False, line="")
+            stack.append(frame)
+            shown[id(frame)] = line
+        elif stack and line.startswith(("    ", "  [Previous line repeated")):
+            shown[id(stack[-1])] += line
+        else:
+            end_stack()
+            result.append(line)
+    end_stack()
+    return "".join(result)
 
 
 def _suggestion(error: BaseException) -> str:
@@ -125,6 +164,10 @@ def _fold(stack: StackSummary, is_user_file: Callable[[str], bool]) -> Iterator[
             names = ", ".join(dict.fromkeys(_package(frame.filename) for frame in group))
             count = "1 frame" if len(group) == 1 else f"{len(group)} frames"
             yield FrameSummary(_FOLDED, 0, f"… {count} in {names}", lookup_line=False, line="")
+
+
+def _omit_legroom(stack: StackSummary) -> Iterator[FrameSummary]:
+    return (frame for frame in stack if not _is_legroom(frame))
 
 
 def _is_legroom(frame: FrameSummary) -> bool:

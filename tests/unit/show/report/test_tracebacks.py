@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._utils import ExceptionWrapper
 
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.show.report.tracebacks import (
@@ -36,6 +37,42 @@ def test_library_frames_are_folded():
     text = format_short_traceback(caught(failing), is_mine)
     assert re.search(r"in failing\n    torch.nn.Linear.*\n(?:.*\^.*\n)?  … \d+ frames in torch\n", text)
     assert "modules/linear.py" not in text
+
+
+class Model(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with VirtualGPU("1GiB"):
+            return torch.nn.functional.linear(x, torch.zeros(3, 2, device="cuda"))
+
+
+def raised_by_replica() -> None:
+    try:
+        Model()(torch.zeros(2, 2, device="meta"))
+    except Exception:
+        wrapper = ExceptionWrapper(where="in replica 1 on device 1")
+    wrapper.reraise()
+
+
+def test_the_frames_of_a_replica_are_folded():
+    error = caught(raised_by_replica)
+    message = str(error)
+    assert "module.py" in message
+    assert "placement.py" in message
+    text = format_short_traceback(error, is_mine)
+    original = text.partition("in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n")[2]
+    assert re.match(
+        r'  File ".*test_tracebacks.py", line \d+, in raised_by_replica\n    Model\(\).*\n(?:.*\^.*\n)?'
+        r'  … \d+ frames in torch\n  File ".*test_tracebacks.py", line \d+, in forward\n    return torch.*\n'
+        r"(?:.*\^.*\n)?\w*Error: ",
+        original,
+    )
+    assert "module.py" not in text
+    assert "legroom/observe" not in text
+    assert str(error) == message, "the error itself is unchanged"
+    whole = format_traceback(error)
+    assert "module.py" in whole
+    for shown in (whole, format_error_line(error)):
+        assert "legroom/observe" not in shown
 
 
 def test_standard_library_is_called_python():
