@@ -123,7 +123,7 @@ class _Target:
         self._optimizer = optimizer or torch.optim.AdamW
 
     def trace(self, batch_size: int | None = None, options: Sequence[MemoryOption] = ()) -> Trace:
-        args = self._args if batch_size is None else resized(self._args, batch_size)
+        args = self._args if batch_size is None else resized(self._args, batch_size, on_host=True)
         trace = Trace(gpu=self._gpu, mode="fake", batch_size=batch_size_of(args))
         with (
             torch_log_disabled(),

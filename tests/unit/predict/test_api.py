@@ -39,6 +39,16 @@ def test_a_model_and_a_batch_are_estimated() -> None:
     assert result.max_batch_size > 1000
 
 
+def test_batches_larger_than_the_active_virtual_gpu_are_estimated() -> None:
+    with legroom.VirtualGPU("64MiB"):
+        model, batch = nn.Linear(1024, 4).cuda(), torch.randn(8, 1024, device="cuda")
+        before = torch.cuda.max_memory_allocated()
+        result = legroom.estimate(model, batch, gpu="1GiB")
+        assert torch.cuda.max_memory_allocated() == before
+    assert result.max_batch_size is not None
+    assert result.max_batch_size > 100_000
+
+
 def test_the_objects_of_the_caller_do_not_change() -> None:
     model, batch = model_and_batch()
     before = [p.clone() for p in model.parameters()]

@@ -1,6 +1,6 @@
 """Changes the size of a batch by repeating or dropping samples."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -91,13 +91,16 @@ def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
     return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
 
 
-def resized(batch: Any, size: int, depth: int | None = None) -> Any:
-    """Return a copy of `batch` with `size` samples. Values whose length differs from the batch size are not changed."""
+def resized(batch: Any, size: int, depth: int | None = None, *, on_host: bool = False) -> Any:
+    """Return a copy of `batch` with `size` samples. Values whose length differs from the batch size are not changed.
+
+    With `on_host`, the new tensors are CPU tensors, so a batch that is larger than the current GPU can be created.
+    """
     current = batch_size_of(batch, depth)
     if current is None or current == size or current == 0:
         return batch
     samples = [index % current for index in range(size)]
-    return _resized(batch, current, samples, depth)
+    return _resized(batch, current, samples, depth, _resized_on_host if on_host else _resized_tensor)
 
 
 def _items(value: Any) -> Iterable[Any]:
@@ -119,21 +122,28 @@ def _resized_tensor(value: torch.Tensor, samples: list[int]) -> torch.Tensor:
     return larger
 
 
-def _resized(value: Any, current: int, samples: list[int], depth: int | None) -> Any:
+def _resized_on_host(value: torch.Tensor, samples: list[int]) -> torch.Tensor:
+    return _resized_tensor(value.cpu(), samples)
+
+
+_ResizeTensor = Callable[[torch.Tensor, list[int]], torch.Tensor]
+
+
+def _resized(value: Any, current: int, samples: list[int], depth: int | None, resize: _ResizeTensor) -> Any:
     inner = None if depth is None else depth - 1
     if isinstance(value, torch.Tensor):
-        return _resized_tensor(value, samples) if value.dim() and value.shape[0] == current else value
+        return resize(value, samples) if value.dim() and value.shape[0] == current else value
     if isinstance(value, Mapping):
-        items = {name: _resized(item, current, samples, inner) for name, item in value.items()}
+        items = {name: _resized(item, current, samples, inner, resize) for name, item in value.items()}
         try:
             return type(value)(items)  # type: ignore[call-arg]
         except TypeError:
             return items
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_resized(item, current, samples, inner) for item in value))
+        return type(value)(*(_resized(item, current, samples, inner, resize) for item in value))
     if isinstance(value, list | tuple):
         has_samples = depth == 0 or (depth != 1 and not any(isinstance(item, torch.Tensor) for item in value))
         if len(value) == current and has_samples:
             return type(value)(value[index] for index in samples)
-        return type(value)(_resized(item, current, samples, inner) for item in value)
+        return type(value)(_resized(item, current, samples, inner, resize) for item in value)
     return value
