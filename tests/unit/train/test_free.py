@@ -139,6 +139,109 @@ def test_a_guard_that_retains_the_model_is_named():
     assert [(holder.path, holder.bytes) for holder in freed.holders] == [("guard (Guard)", 4 * MiB)]
 
 
+MODEL = "model = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+
+
+def holders_after(source: str) -> list[tuple[str, int]]:
+    freed = script(f"{MODEL}{source}\nfreed = legroom.free('model')")["freed"]
+    return [(holder.path, holder.bytes // MiB) for holder in freed.holders]
+
+
+@pytest.mark.parametrize(
+    ("source", "holders"),
+    [
+        ("watch = legroom.watch([model], quiet=True)", [("watch (Watched)", 4)]),
+        ("trainer = types.SimpleNamespace(w=legroom.watch([model]))", [("trainer (SimpleNamespace)", 4)]),
+        ("rec = legroom.record(); rec.model = model", [("rec (BlockRecording)", 4)]),
+        ("rec = legroom.record()\nwith rec: pass", []),
+        ("gpu = legroom.VirtualGPU.active()", []),
+    ],
+)
+def test_a_legroom_object_is_named_if_it_retains_memory(source, holders):
+    assert holders_after(f"import types\n{source}") == holders
+
+
+def test_an_optimizer_that_retains_the_parameters_is_named():
+    assert holders_after("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)") == [
+        ("optimizer (SGD)", 4)
+    ]
+
+
+def test_a_suspended_generator_that_retains_the_model_is_named():
+    source = """
+class Loader:
+    def __init__(self, model):
+        self.model = model
+    def batches(self):
+        yield 1
+        yield 2
+batches = Loader(model).batches()
+next(batches)"""
+    assert holders_after(source) == [("batches (generator)", 4)]
+
+
+def test_a_hook_that_retains_another_model_is_named():
+    source = (
+        "small = torch.nn.Linear(1, 1)\nhook = small.register_forward_hook(lambda *_, m=model: m)\ndel hook"
+    )
+    assert holders_after(source) == [("small (Linear)", 4)]
+
+
+def test_a_caught_error_whose_frames_retain_memory_is_named():
+    source = """
+def fail():
+    activation = memory()
+    raise ValueError
+try:
+    fail()
+except ValueError as error:
+    failure = error
+del model
+model = None"""
+    assert holders_after(source) == [("failure (ValueError)", 4)]
+
+
+@pytest.mark.parametrize("backward", ["", "; loss.backward()"])
+def test_a_loss_retains_the_parameters_that_its_graph_references(backward):
+    loss = f"loss = model(torch.zeros(1, 1024, device='cuda')).sum(){backward}"
+    (path, size), *others = holders_after(loss)
+    assert (path, others) == ("loss (Tensor)", [])
+    assert size == (8 if backward else 4)  # with the gradients
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_variables_of_other_user_modules_are_named_with_their_module(monkeypatch, has_file):
+    state = types.ModuleType("state")
+    if has_file:
+        state.__file__ = "/project/state.py"
+    monkeypatch.setitem(sys.modules, "state", state)
+    guard = "state.guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))"
+    assert holders_after(f"import state\n{guard}\ndel state") == [("state.guard (Guard)", 4)]
+    del state.guard
+    assert holders_after("") == []
+
+
+def test_variables_of_running_threads_are_named():
+    source = """
+import threading
+started, done = threading.Event(), threading.Event()
+def work():
+    batch = memory()
+    started.set()
+    done.wait()
+thread = threading.Thread(target=work)
+thread.start()
+started.wait()"""
+    module = script(f"{source}\nfreed = legroom.free()\ndone.set()\nthread.join()")
+    assert [holder.path for holder in module["freed"].holders] == ["batch (Tensor)"]
+
+
+def test_global_variables_are_listed_if_a_function_of_the_module_calls_another():
+    source = "kept = memory()\ndef inner():\n    return legroom.free()\ndef outer():\n    return inner()"
+    outer = script(source)["outer"]
+    assert [holder.path for holder in outer().holders] == ["kept (Tensor)"]
+
+
 def test_repr_is_a_readable_report():
     source = "def train():\n    batch = memory(24 << 20)\n    return legroom.free()\nhistory = [memory(8 << 20)]\nfreed = train()"
     assert repr(script(source)["freed"]).splitlines() == [

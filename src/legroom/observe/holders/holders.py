@@ -12,6 +12,7 @@ would keep the tensors alive.
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of
 from legroom.observe.holders.retained_size import Measure, RetainedStorages, is_legroom_class
 from legroom.observe.instances import find_instances
+from legroom.observe.source.loaded_modules import user_namespaces
 from legroom.observe.source.user_files import is_user_file
 
 _LEGROOM = __file__.rpartition("observe")[0]
@@ -109,14 +111,18 @@ class HolderSurvey(NamedTuple):
 
 
 def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
-    """Return the user's variables in `frame` and its callers that retain the most device memory, largest first."""
-    return survey_holders(frame, measure, with_legroom=True).holders(most=most).largest
+    """Return the user's variables that retain the most device memory, largest first: variables in `frame` and its
+    callers, in running functions of other threads, and in other modules of the user.
+    """
+    return survey_holders(frame, measure, every_holder=True).holders(most=most).largest
 
 
-def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: bool = False) -> HolderSurvey:
-    """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards. Without
-    `with_legroom`, a variable that refers to a Legroom object (`guard`) is included only if no other variable retains
-    the same memory.
+def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: bool = False) -> HolderSurvey:
+    """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards. A variable
+    that refers to a Legroom object (`guard`) is included only if no other variable retains the same memory.
+
+    With `every_holder`, Legroom objects are always included, and the survey includes other threads, other modules of
+    the user, and references that retain no additional memory while the model exists (see `RetainedStorages`).
     """
     guards: list[Holder] = []
     by_guards: dict[int, int] = {}
@@ -126,8 +132,11 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
     lines, backward_line = user_lines(frame)
     by_tensors: set[int] = set()
     containers: list[tuple[int, dict[int, int]]] = []
-    retained = RetainedStorages(measure)
-    for user_frame, variables, is_library in _user_variables(frame):
+    retained = RetainedStorages(measure, every_reference=every_holder)
+    namespaces: set[int] = set()
+    for user_frame, variables, is_library in _user_variables(frame, other_threads=every_holder):
+        if variables is user_frame.f_globals:
+            namespaces.add(id(variables))
         where = Frame(user_frame.f_code.co_filename, user_frame.f_lineno or 0, user_frame.f_code.co_name)
         for name, value in _named_values(variables, with_attributes=not is_library):
             storages = retained.by(value)
@@ -137,7 +146,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
                 by_calls.setdefault(where, {}).update(storages)
             elif storages:
                 holder = Holder(name + _describe(value), sum(storages.values()), len(storages), where)
-                if is_legroom_class(type(value)) and not with_legroom:
+                if is_legroom_class(type(value)) and not every_holder:
                     guards.append(holder)
                     by_guards.update(storages)
                     continue
@@ -147,6 +156,12 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
                 holders.append(holder)
         value = None
         clear_locals_copy(user_frame, variables, is_library)
+    for name, value in _other_module_values(namespaces) if every_holder else ():
+        storages = retained.by(value)
+        if storages:
+            holders.append(Holder(name + _describe(value), sum(storages.values()), len(storages), None))
+            by_variables.update(storages)
+    value = None
     for position, storages in containers:
         shared = sum(size for key, size in storages.items() if key in by_tensors)
         holders[position] = holders[position]._replace(shared_bytes=shared)
@@ -185,11 +200,23 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
         frame = frame.f_back
 
 
-def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, bool]]:
+def _user_variables(
+    frame: FrameType | None, *, other_threads: bool = False
+) -> Iterator[tuple[FrameType, Any, bool]]:
     """Yield (frame, variables, is_library) for each of the user's functions and modules. Variables of library functions
     are yielded with the user's frame that called these functions.
     """
     seen_modules: set[int] = set()
+    yield from _variables_of_stack(frame, seen_modules)
+    if other_threads:
+        current = threading.get_ident()
+        for innermost in [each for thread, each in sys._current_frames().items() if thread != current]:
+            yield from _variables_of_stack(innermost, seen_modules)
+
+
+def _variables_of_stack(
+    frame: FrameType | None, seen_modules: set[int]
+) -> Iterator[tuple[FrameType, Any, bool]]:
     library: list[FrameType] = []
     while frame is not None:
         if not is_user_file(frame.f_code.co_filename):
@@ -205,11 +232,22 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
         variables = frame.f_locals
         is_function = variables is not frame.f_globals
         yield frame, variables, False  # reading `f_locals` again later would refill the cleared copy
-        if id(frame.f_globals) not in seen_modules and is_function:
+        is_outermost = frame.f_back is None or frame.f_back.f_globals is not frame.f_globals
+        if is_function and is_outermost and id(frame.f_globals) not in seen_modules:
             seen_modules.add(id(frame.f_globals))
-            if frame.f_back is None or frame.f_back.f_globals is not frame.f_globals:
-                yield frame, frame.f_globals, False
+            yield frame, frame.f_globals, False
         frame = frame.f_back
+
+
+def _other_module_values(seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of variables in the user's modules, except for modules whose variables are in `seen`.
+    An object that several modules import is yielded for each module, because each module keeps it alive.
+    """
+    for module, variables in user_namespaces():
+        if id(variables) not in seen:
+            seen.add(id(variables))  # a module may have two names
+            for name, value in _named_values(dict(variables), with_attributes=True):
+                yield f"{module}.{name}", value
 
 
 def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
@@ -217,7 +255,7 @@ def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[st
     instead of the instance (`trainer.history`). A model is yielded itself, followed by the containers among its
     attributes.
     """
-    for name, value in variables.items():
+    for name, value in list(variables.items()):  # another thread may add variables
         if not isinstance(name, str) or name.startswith("__"):
             continue
         file = file_of(type(value)) if with_attributes else None

@@ -5,16 +5,20 @@ vocabulary). The user waits for the report, so the search must be fast. The sear
 all objects of one type with a single call to a function that is implemented in C. Only tensors, modules and optimizers
 are handled one by one.
 
-The search runs no code from the user's classes, and keeps no references after a `RetainedStorages` is freed. The search
-does not follow Legroom's objects that only observe tensors, but follows objects that train or distribute a model
-(`Guard`).
+The search runs no code from the user's classes, and keeps no references after a `RetainedStorages` is freed.
+
+A report shows what the program needs at one moment. It omits references that retain no additional memory in a program
+that trains: the parameters that an optimizer or a graph references, and Legroom's objects that only observe tensors
+(`watch`). With `every_reference`, the search follows these references as well, because each of them keeps memory alive
+after the variable of the model is deleted.
 """
 
 import gc
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, compress, groupby
 from operator import not_
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from torch import nn
 
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import LEAVES
+from legroom.observe.source.loaded_modules import module_namespaces
 from legroom.observe.training_threads import other_threads_train
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
@@ -39,10 +44,13 @@ class RetainedStorages:
     results are cached.
     """
 
-    def __init__(self, measure: Measure) -> None:
+    def __init__(self, measure: Measure, *, every_reference: bool = False) -> None:
         self._measure = measure
+        self._every_reference = every_reference
         self._without_memory: set[int] = set()
         self._leaves: set[type] = set(LEAVES)
+        if every_reference:
+            self._leaves.discard(FrameType)  # a variable may refer to an exception, and thus to its frames
         self._referents: dict[type, _Referents] = {}
         self._saved: dict[Any, dict[int, int]] = {}
         self._storages: dict[int, int] = {}
@@ -96,7 +104,13 @@ class RetainedStorages:
         return referents(items)
 
     def _find_referents(self, kind: type) -> _Referents:
-        if issubclass(kind, LEAVES) or is_observer(kind) or kind.__module__.startswith(_TEST_RUNNER):
+        is_leaf = issubclass(kind, LEAVES) and not (self._every_reference and kind is FrameType)
+        if is_leaf or kind.__module__.startswith(_TEST_RUNNER):
+            self._leaves.add(kind)
+            return _no_referents
+        if self._every_reference:
+            return self._find_all_referents(kind)
+        if is_observer(kind):
             self._leaves.add(kind)
             return _no_referents
         if issubclass(kind, torch.optim.Optimizer):
@@ -114,6 +128,11 @@ class RetainedStorages:
         return (
             _from_referents if "__module__" in vars(kind) else _from_builtins
         )  # a Python class, or a builtin
+
+    def _find_all_referents(self, kind: type) -> _Referents:
+        if issubclass(kind, dict):
+            return partial(_from_dicts_and_keys, set(module_namespaces()))
+        return _from_all_functions if issubclass(kind, FunctionType) else _from_referents
 
     def _from_tensors(self, tensors: list[Any]) -> Iterable[Any]:
         roots, gradients = [], []
@@ -133,6 +152,10 @@ class RetainedStorages:
                 for each in chain(autograd_graph.saved_by(node), autograd_graph.checkpoint_tensors(node)):
                     self._add(each, saved)
             self._storages.update(saved)
+            # The node that accumulates a gradient references the parameter, even after the backward pass.
+            parameter = getattr(node, "variable", None) if self._every_reference else None
+            if isinstance(parameter, torch.Tensor):
+                gradients.append(parameter)
         return gradients
 
     def _add(self, tensor: torch.Tensor, storages: dict[int, int]) -> None:
@@ -182,6 +205,20 @@ def _from_referents(objects: list[Any]) -> Iterable[Any]:
     itself.
     """
     return gc.get_referents(*objects)
+
+
+def _from_dicts_and_keys(namespaces: set[int], dicts: list[Any]) -> Iterable[Any]:
+    """Return the keys and values of dicts, except for the variables of modules. An object that references these
+    variables, such as the frame of an exception, is not the reason that they are alive.
+    """
+    return gc.get_referents(*[each for each in dicts if id(each) not in namespaces])
+
+
+def _from_all_functions(functions: list[Any]) -> Iterable[Any]:
+    """Return the objects that functions reference, except for the variables of their modules."""
+    for each in functions:
+        yield from autograd_graph.closure_values(each)
+        yield from (each.__defaults__, each.__kwdefaults__, each.__dict__)
 
 
 def _from_functions(functions: list[Any]) -> Iterable[Any]:

@@ -14,6 +14,29 @@ def user_modules() -> list[tuple[str, ModuleType]]:
     return [(file, module) for file, module in modules if isinstance(module, ModuleType)]
 
 
+def user_namespaces() -> list[tuple[str, dict[str, object]]]:
+    """Return the names and the variables of the user's modules. They include modules without a file, which the program
+    created itself, and the script or the notebook (`__main__`).
+    """
+    found = []
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and _is_of_user(name, module):
+            found.append((name, vars(module)))
+    return found
+
+
+def _is_of_user(name: str, module: ModuleType) -> bool:
+    file = vars(module).get("__file__")
+    if isinstance(file, str):
+        return is_user_file(file)
+    if name == "__main__":
+        return True
+    is_builtin = vars(module).get("__spec__") is not None  # written in C, or a folder without `__init__.py`
+    package, _, _ = name.rpartition(".")
+    parent = sys.modules.get(package)
+    return not is_builtin and (not package or (parent is not None and _is_of_user(package, parent)))
+
+
 def module_namespaces() -> dict[int, str]:
     return dict(_namespaces(*_state()))
 
