@@ -119,7 +119,7 @@ def _cause(error: BaseException) -> tuple[str, tuple[Holder, ...]]:
 
 
 def _holders(frame: FrameType | None) -> tuple[Holder, ...]:
-    return freeing.holders_at(frame) if frame is not None else ()
+    return freeing.holders_at(frame)[0] if frame is not None else ()
 
 
 class _Release:

@@ -17,5 +17,13 @@ def find_instances(kinds: tuple[type, ...], generation: int | None = None) -> li
     return list(compress(objects, map(wanted.__contains__, types)))
 
 
+def find_iterators() -> list[Any]:
+    """Return the iterators and generators that the garbage collector tracks."""
+    objects = gc.get_objects()
+    types = list(map(type, objects))
+    wanted = {each for each in set(types) if any("__next__" in vars(base) for base in each.__mro__)}
+    return list(compress(objects, map(wanted.__contains__, types)))
+
+
 def _is_fake(kind: type) -> bool:
     return str(kind.__module__).startswith("torch._subclasses.")

@@ -23,7 +23,7 @@ import torch
 
 from legroom.errors import UsageError
 from legroom.memory.events import Holder
-from legroom.observe.holders.holders import find_holders
+from legroom.observe.holders.holders import UNNAMED_ITERATOR, find_holders
 from legroom.observe.source.cells import is_shell_variable, shell
 from legroom.units import format_size
 
@@ -43,7 +43,7 @@ class FreeResult:
     holders: tuple[Holder, ...]
     """The variables that retain the remaining memory, largest first. Several variables may retain the same tensors."""
     hint: str = ""
-    """The reason why no more memory was freed, if known."""
+    """The reason why no more memory was freed, if known, or the amount of memory that no variable retains."""
 
     @property
     def freed_bytes(self) -> int:
@@ -92,7 +92,7 @@ def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
             cleared += _delete_outputs()
         release(cache=cache)
         allocated_after, reserved_after = device_memory()
-        holders = holders_at(caller) if allocated_after else ()
+        holders, attributed = holders_at(caller) if allocated_after else ((), 0)
         return FreeResult(
             allocated_before=allocated,
             allocated_after=allocated_after,
@@ -100,7 +100,7 @@ def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
             reserved_after=reserved_after,
             cleared=tuple(cleared),
             holders=holders,
-            hint=_hint(sys.exception(), holders),
+            hint=_hint(sys.exception(), holders, allocated_after, attributed),
         )
     finally:
         del caller  # a frame that references itself is a reference cycle
@@ -276,7 +276,14 @@ def _caches() -> list[Callable[[], Any]]:
 # --- remaining memory
 
 
-def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
+MIN_UNATTRIBUTED = 0.05
+"""The minimum fraction of the remaining memory that is reported as memory without a known holder. The rounding of
+allocations is smaller.
+"""
+
+
+def _hint(handled: BaseException | None, holders: tuple[Holder, ...], remaining: int, attributed: int) -> str:
+    unattributed = remaining - attributed
     if handled is not None:
         kind = type(handled).__name__
         return (
@@ -284,6 +291,15 @@ def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
         )
     if any(holder.path.startswith("Out ") for holder in holders):
         return "Results of earlier cells retain some of this memory. To delete these results, call legroom.free(outputs=True)."
+    if any(holder.path.startswith(UNNAMED_ITERATOR) for holder in holders):
+        return (
+            "An iterator without a name usually belongs to a running `for` loop. Call free() after the loop."
+        )
+    if holders and unattributed > MIN_UNATTRIBUTED * remaining:
+        return (
+            f"Legroom found no variable that retains the other {format_size(unattributed)}. A library or a C++ object may "
+            "retain it."
+        )
     return ""
 
 
@@ -291,9 +307,10 @@ MAX_HOLDERS = 8
 _SHELL_VARIABLES = 4
 
 
-def holders_at(caller: FrameType | None) -> tuple[Holder, ...]:
-    found = find_holders(caller, _measure, MAX_HOLDERS + _SHELL_VARIABLES)
-    return tuple(holder for holder in found if not is_shell_variable(holder.path))[:MAX_HOLDERS]
+def holders_at(caller: FrameType | None) -> tuple[tuple[Holder, ...], int]:
+    """Return the largest holders, and the number of bytes that all holders retain together."""
+    found, total = find_holders(caller, _measure, MAX_HOLDERS + _SHELL_VARIABLES)
+    return tuple(holder for holder in found if not is_shell_variable(holder.path))[:MAX_HOLDERS], total
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:

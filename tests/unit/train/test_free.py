@@ -12,7 +12,9 @@ import torch
 
 import legroom
 from legroom.errors import UsageError
+from legroom.memory.events import Holder
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.train import free as free_module
 from legroom.train.free import release
 from legroom.units import MiB
 
@@ -242,6 +244,41 @@ def test_global_variables_are_listed_if_a_function_of_the_module_calls_another()
     assert [holder.path for holder in outer().holders] == ["kept (Tensor)"]
 
 
+@pytest.mark.parametrize(
+    ("loop", "kind"),
+    [("legroom.watch(batches(), quiet=True)", "_WatchedIterator"), ("batches()", "generator")],
+)
+def test_the_iterator_of_a_running_loop_is_named(loop, kind):
+    source = f"""
+def batches():
+    kept = [memory(8 << 20), memory()]
+    yield from kept
+for batch in {loop}:
+    freed = legroom.free()
+    break"""
+    freed = script(source)["freed"]
+    assert [(holder.path, holder.bytes // MiB) for holder in freed.holders] == [
+        ("batch (Tensor)", 8),
+        (f"an iterator without a name ({kind})", 4),
+    ]
+    assert (
+        freed.hint
+        == "An iterator without a name usually belongs to a running `for` loop. Call free() after the loop."
+    )
+
+
+def test_memory_without_a_known_holder_is_reported_next_to_the_holders(monkeypatch):
+    tensor = memory()
+    hidden = memory(8 * MiB)
+    holder = Holder("tensor (Tensor)", tensor.nbytes, 1, None)
+    monkeypatch.setattr(free_module, "find_holders", lambda *_: ([holder], holder.bytes))
+    assert (
+        legroom.free().hint
+        == "Legroom found no variable that retains the other 8.0 MiB. A library or a C++ object may retain it."
+    )
+    del tensor, hidden
+
+
 def test_repr_is_a_readable_report():
     source = "def train():\n    batch = memory(24 << 20)\n    return legroom.free()\nhistory = [memory(8 << 20)]\nfreed = train()"
     assert repr(script(source)["freed"]).splitlines() == [
@@ -254,7 +291,7 @@ def test_repr_is_a_readable_report():
 
 def test_memory_that_no_variable_retains_is_reported(monkeypatch):
     hidden = memory()
-    monkeypatch.setattr("legroom.train.free.find_holders", lambda *_: [])
+    monkeypatch.setattr("legroom.train.free.find_holders", lambda *_: ([], 0))
     assert "found no variable that retains the remaining memory" in repr(legroom.free())
     del hidden
 

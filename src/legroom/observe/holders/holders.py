@@ -26,7 +26,7 @@ from legroom.observe.dispatch.attribution import user_lines
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of
 from legroom.observe.holders.retained_size import Measure, RetainedStorages, is_legroom_class
-from legroom.observe.instances import find_instances
+from legroom.observe.instances import find_instances, find_iterators
 from legroom.observe.source.loaded_modules import user_namespaces
 from legroom.observe.source.user_files import is_user_file
 
@@ -110,11 +110,12 @@ class HolderSurvey(NamedTuple):
         return f"(intermediate in {where})" if where else "(intermediate in a running call)"
 
 
-def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
+def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> LargestHolders:
     """Return the user's variables that retain the most device memory, largest first: variables in `frame` and its
-    callers, in running functions of other threads, and in other modules of the user.
+    callers, in running functions of other threads, and in other modules of the user. Memory that no variable retains
+    is attributed to iterators of running loops.
     """
-    return survey_holders(frame, measure, every_holder=True).holders(most=most).largest
+    return survey_holders(frame, measure, every_holder=True).holders(most=most)
 
 
 def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: bool = False) -> HolderSurvey:
@@ -162,6 +163,11 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
             holders.append(Holder(name + _describe(value), sum(storages.values()), len(storages), None))
             by_variables.update(storages)
     value = None
+    if every_holder:
+        known = by_variables.keys() | {key for storages in by_calls.values() for key in storages}
+        for holder, storages in _iterators_that_retain(_other_storages(known, measure), retained):
+            holders.append(holder)
+            by_variables.update(storages)
     for position, storages in containers:
         shared = sum(size for key, size in storages.items() if key in by_tensors)
         holders[position] = holders[position]._replace(shared_bytes=shared)
@@ -184,6 +190,42 @@ def _tensors_with_graphs() -> list[torch.Tensor]:
                 if each.grad_fn is not None:
                     found.append(each)
     return found
+
+
+UNNAMED_ITERATOR = "an iterator without a name"
+
+
+def _iterators_that_retain(
+    wanted: set[int], retained: RetainedStorages
+) -> Iterator[tuple[Holder, dict[int, int]]]:
+    """Yield iterators that retain the wanted storages. Python does not show the iterator of a running `for` loop as a
+    variable, and the garbage collector does not report that the running function references the iterator.
+    """
+    if not wanted:
+        return
+    found: list[tuple[Any, dict[int, int]]] = []
+    for each in find_iterators():
+        storages = {key: size for key, size in retained.by(each).items() if key in wanted}
+        if storages:
+            found.append((each, storages))
+    # An iterator may read from another one. The iterator of a Python class is usually the outer one.
+    found.sort(key=lambda item: (-sum(item[1].values()), "__module__" not in vars(type(item[0]))))
+    for each, storages in found:
+        if wanted & storages.keys():
+            wanted -= storages.keys()
+            path = UNNAMED_ITERATOR + _describe(each)
+            yield Holder(path, sum(storages.values()), len(storages), None), storages
+
+
+def _other_storages(known: set[int], measure: Measure) -> set[int]:
+    """Return the keys of the storages of all tensors in the process, except for the `known` keys."""
+    found: set[int] = set()
+    for each in find_instances((torch.Tensor,)):
+        with contextlib.suppress(Exception):  # a tensor of a finished `torch.func` transform is invalid
+            measured = measure(each)
+            if measured is not None and measured[1]:
+                found.add(measured[0])
+    return found - known
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
