@@ -55,3 +55,16 @@ def check_names(name: str, value: Any, example: str) -> tuple[Any, ...]:
 def _given(name: str, value: Any) -> str:
     is_plain = value is None or isinstance(value, int | float | str | bytes)
     return f"{name}={value!r}" if is_plain else f"{name}=<{type(value).__name__}>"
+
+
+_SCRIPTS = (".py", ".pyw", ".ipynb", ".sh")
+
+
+def refuse_script(path: Path, another: str) -> None:
+    """Raise UsageError if an output path is the name of a script, even if no such file exists. `another` is a sentence
+    that suggests a different path.
+    """
+    target = Path(os.path.realpath(path))  # the file that a link names would be overwritten
+    if target.suffix.lower() in _SCRIPTS or path.suffix.lower() in _SCRIPTS:
+        linked = "" if target.name == path.name else f" (a link to {target.name})"
+        raise UsageError(f"{path}{linked} is a script, and Legroom will never write a script. {another}")

@@ -86,6 +86,8 @@ def run(
 
     The exit code is that of the script.
     """
+    if output is not None:
+        check_output(output, force=force)
     gpus = parse_gpus(gpu) if gpu is not None else None
     budget = parse_size(spill) if spill not in (None, WITHOUT_VALUE) else None
     target = script_to_run("legroom run", script, module)
@@ -96,8 +98,6 @@ def run(
 
     if format == Format.JSON and sys.stdout is None:
         raise OutputError.from_error()
-    if output is not None:
-        check_output(output, force=force)
     target.check()
     if log is not None:
         from legroom.run.memory_log import check_log

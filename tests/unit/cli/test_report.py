@@ -207,10 +207,29 @@ def test_an_html_page_is_written(capture, tmp_path, capfd):
     assert "Memory of train.py" in (tmp_path / "a.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["train.py", "a.legroom", "notes"])
+@pytest.mark.parametrize("name", ["new.py", "train.PY", "link.html"])
+def test_a_page_is_never_written_to_a_script(capture, tmp_path, capfd, name):
+    recorded = capture("a.legroom")
+    (tmp_path / "train.PY").write_text("import torch")
+    (tmp_path / "link.html").symlink_to(tmp_path / "train.PY")
+    for words in (["report", recorded], ["diff", recorded, recorded]):
+        assert main([*words, "--html", name, "--force"]) == 2
+        assert "is a script, and Legroom will never write a script" in capfd.readouterr().err
+    assert not (tmp_path / "new.py").exists()
+    assert (tmp_path / "train.PY").read_text() == "import torch"
+
+
+def test_a_folder_instead_of_a_page_is_reported(capture, tmp_path, capfd):
+    recorded = capture("a.legroom")
+    (tmp_path / "sub").mkdir()
+    for options in ([], ["--force"]):
+        assert main(["report", recorded, "--html", "sub", *options]) == 2
+        assert capfd.readouterr().err.startswith("legroom: sub is a directory. Specify the path to a file")
+
+
+@pytest.mark.parametrize("name", ["a.legroom", "notes"])
 def test_a_page_overwrites_only_html_files(capture, tmp_path, capfd, name):
     recorded = capture("a.legroom")
-    (tmp_path / "train.py").write_text("import torch")
     (tmp_path / "notes").write_text("mine")
     before = (tmp_path / name).read_bytes()
     for words in (["report", recorded], ["diff", recorded, recorded]):
@@ -233,7 +252,7 @@ def test_a_page_is_opened_in_the_browser(capture, tmp_path, monkeypatch, capfd):
     ("words", "message"),
     [
         (["--html", "missing/a.html"], "Cannot write missing/a.html: No such file or directory."),
-        (["--html", ".", "--force"], "Cannot write .: Is a directory."),
+        (["--html", ".", "--force"], ". is a directory."),
         (["--open"], "--force, --open and --no-source require --html PAGE."),
         (["--html", "a.html", "--device", "3"], "The capture has no device 3. Devices: 0."),
         (["--device", "3"], "The capture has no device 3. Devices: 0."),

@@ -93,7 +93,7 @@ def test_a_script_is_rejected_as_the_path_of_the_capture(run):
     code, _, err = run("x = 1", "-o", "train.py")
     assert code == 2
     assert err == (
-        "legroom: train.py is a script, and Legroom never overwrites a script. Specify another path, for example "
+        "legroom: train.py is a script, and Legroom will never write a script. Specify another path, for example "
         "`-o train.legroom`.\n"
     )
 
@@ -282,11 +282,22 @@ def test_captures_are_numbered_and_never_overwritten(run, tmp_path):
 
 
 def test_an_existing_capture_is_not_overwritten(run, tmp_path):
-    (tmp_path / "x.legroom").write_bytes(b"\x1f\x8bprecious")
+    run("print()", "--gpu", "64MiB", "-o", "x.legroom")
+    before = (tmp_path / "x.legroom").read_bytes()
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "x.legroom")
     assert (code, out) == (2, "")
     assert "x.legroom already exists. Add `--force` to overwrite the file, or specify another path." in err
-    assert (tmp_path / "x.legroom").read_bytes() == b"\x1f\x8bprecious"
+    assert (tmp_path / "x.legroom").read_bytes() == before
+
+
+def test_the_output_is_checked_before_the_script(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    assert main(["run", "-o", "train.py"]) == 2
+    assert capfd.readouterr().err == (
+        "legroom: train.py is a script, and Legroom will never write a script. "
+        "Specify another path, for example `-o train.legroom`.\n"
+    )
 
 
 def test_force_overwrites_a_capture(run, tmp_path):

@@ -279,7 +279,7 @@ def test_a_saved_recording_is_a_capture(on_virtual_gpu: BlockRecording, tmp_path
 def test_save_overwrites_only_captures(on_cpu: BlockRecording, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")
-    with pytest.raises(UsageError, match="never overwrites a script"):
+    with pytest.raises(UsageError, match="never write a script"):
         on_cpu.save(script, force=True)
     assert script.read_text() == "print(1)"
     with pytest.raises(CaptureError, match="is not a directory"):

@@ -20,10 +20,11 @@ from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Self
 
+from legroom.arguments import refuse_script
 from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.capture.chunks import ChunkFile
 from legroom.memory.capture.lines import to_json
-from legroom.memory.capture.reader import Capture, read_capture
+from legroom.memory.capture.reader import Capture, is_start_of_capture, read_capture
 from legroom.memory.events import Alloc, Event, Free, Tag
 from legroom.memory.interrupts import delayed_interrupts
 from legroom.units import MiB, format_size
@@ -37,6 +38,8 @@ per event.
 """
 
 _MIN_MAX_BYTES = MiB
+_HEADER_BYTES = 4096
+"""The number of bytes that are read to recognize a capture."""
 _MAX_PENDING = 1024
 """The maximum number of pending events, which are lost if the process is killed."""
 _MAX_WAIT = 0.5
@@ -224,28 +227,27 @@ def check_output(path: Path, *, force: bool, option: str = "--force", example: s
 
     The error message suggests `option`, which allows overwriting, or `example`, which sets a different path.
     """
+    number = "-2" if path.suffix == SUFFIX else ""  # do not suggest the same path
+    another = f"Specify another path, for example `{example}{path.stem}{number}{SUFFIX}`."
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
+        refuse_script(path, another)
         return False
     if stat.S_ISDIR(mode):
         raise CaptureError(f"{path} is a directory. Specify the path to a file.")
+    refuse_script(path, another)
     if not stat.S_ISREG(mode):
         raise CaptureError(f"{path} is not a regular file. Specify another path.")
     with open(path, "rb") as existing:
-        if existing.read(2) not in (b"", b"\x1f\x8b"):
-            reason = (
-                f"{path} is a script, and Legroom never overwrites a script."
-                if path.suffix in _SCRIPTS
-                else f"{path} is not a capture, and Legroom overwrites only captures, even with `{option}`."
+        start = existing.read(_HEADER_BYTES)
+        if start and not is_start_of_capture(start):
+            raise UsageError(
+                f"{path} is not a capture, and Legroom overwrites only captures, even with `{option}`. {another}"
             )
-            raise UsageError(f"{reason} Specify another path, for example `{example}{path.stem}{SUFFIX}`.")
     if not force:
         raise UsageError(_exists(path, option))
     return True
-
-
-_SCRIPTS = (".py", ".ipynb", ".sh")
 
 
 def _exists(path: Path, option: str = "--force") -> str:

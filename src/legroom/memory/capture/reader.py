@@ -71,6 +71,10 @@ def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) ->
         raise CaptureError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
+_OPENING = b'{"format":"' + FORMAT.encode() + b'"'
+"""The first bytes of the decompressed text of a capture."""
+
+
 class _Reader:
     def __init__(self, path: Path, max_lines: int) -> None:
         self._path = path
@@ -282,14 +286,18 @@ def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
         return rows, False
 
 
+def is_start_of_capture(start: bytes) -> bool:
+    """Return whether the first bytes of a file are those of a capture of any version."""
+    return _decompress_until_damage(zlib.decompressobj(31), start).startswith(_OPENING)
+
+
 def _not_a_capture(path: Path, start: bytes) -> str:
     if not start:
         return f"{path} is empty: it was cut off, or nothing was recorded. Record the run again."
-    opening = b'{"format":"' + FORMAT.encode()
     text = _decompress_until_damage(zlib.decompressobj(31), start)
     if (
         start[:2] == b"\x1f\x8b"[: len(start)]
-        and opening.startswith(text[: len(opening)])
+        and _OPENING.startswith(text[: len(_OPENING)])
         and b"\n" not in text
     ):
         return f"{path} contains no events: it was cut off, or nothing was recorded. Record the run again."

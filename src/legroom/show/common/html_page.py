@@ -13,6 +13,7 @@ from string import Template
 from typing import Any, TextIO
 from zlib import compress
 
+from legroom.arguments import refuse_script
 from legroom.errors import UsageError
 from legroom.show.common.formatting import clean
 from legroom.units import format_size
@@ -59,10 +60,16 @@ def check_new(path: Path, *, force: bool) -> None:
     """Raise UsageError if the file must not be overwritten. Call this function before reading a large capture. Even
     with `force`, only HTML files are overwritten, so a mistyped path cannot destroy a script or a capture.
     """
-    if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
+    number = "-2" if path.suffix == ".html" else ""  # do not suggest the same path
+    another = f"Specify another path, for example `--html {path.stem}{number}.html`."
+    if path.is_dir():
         raise UsageError(
-            f"{path} is not an HTML file, and Legroom overwrites only HTML files, even with `--force`. "
-            f"Specify another path, for example `--html {path.stem}.html`."
+            f"{path} is a directory. Specify the path to a file, for example `--html {path / 'run.html'}`."
+        )
+    refuse_script(path, another)
+    if path.is_file() and path.resolve().suffix.lower() not in (".html", ".htm"):
+        raise UsageError(
+            f"{path} is not an HTML file, and Legroom overwrites only HTML files, even with `--force`. {another}"
         )
     if not force and path.exists():
         raise UsageError(_exists(path))

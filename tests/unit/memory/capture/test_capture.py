@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.annotations import LoopWatched
 from legroom.memory.capture import chunks
-from legroom.memory.capture.capture import CaptureWriter, read_capture
+from legroom.memory.capture.capture import CaptureWriter, check_output, read_capture
 from legroom.memory.event_base import Category
 from legroom.memory.events import Event, Free, Holder, SegmentChange, Tag
 
@@ -387,12 +387,34 @@ def test_force_overwrites_a_capture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_script_is_never_overwritten(tmp_path: Path, force: bool) -> None:
-    path = tmp_path / "train.py"
-    path.write_text("import torch\n")
-    with pytest.raises(UsageError, match="is a script, and Legroom never overwrites a script"):
+@pytest.mark.parametrize("name", ["train.py", "TRAIN.PY", "train.pyw", "notes.ipynb", "train.sh"])
+@pytest.mark.parametrize("content", ["import torch\n", "", None])
+def test_a_script_is_never_written(tmp_path: Path, name: str, content: str | None, force: bool) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match="is a script, and Legroom will never write a script"):
         CaptureWriter(path, run={}, force=force)
-    assert path.read_text() == "import torch\n"
+    assert (path.read_text() if path.exists() else None) == content
+
+
+def test_a_link_to_a_script_is_recognized_as_a_script(tmp_path: Path) -> None:
+    script, link = tmp_path / "train.py", tmp_path / "link.legroom"
+    script.write_text("import torch\n")
+    link.symlink_to(script)
+    with pytest.raises(UsageError, match=r"link\.legroom \(a link to train\.py\) is a script"):
+        check_output(link, force=True)
+
+
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b'{"my": "data"}'), gzip.compress(b""), b"\x1f\x8bprecious"]
+)
+def test_other_gzip_files_are_not_overwritten(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "precious.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a capture, and Legroom overwrites only captures"):
+        CaptureWriter(path, run={}, force=True)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("force", [False, True])
