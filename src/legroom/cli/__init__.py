@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, cast
 
 import typer
@@ -34,7 +34,19 @@ from legroom.log import say
 
 
 class _Legroom(typer.core.TyperGroup):
-    """The command group, whose help omits `--install-completion` and `--show-completion`."""
+    """The command group, whose help omits `--install-completion` and `--show-completion`.
+
+    If standard output is a closed pipe, typer exits without a message. Therefore the error is raised as an
+    `OutputError`, which typer does not catch.
+    """
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _closed_pipe_as_output_error():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _closed_pipe_as_output_error():
+            return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)
@@ -42,6 +54,16 @@ class _Legroom(typer.core.TyperGroup):
             if parameter.name in ("install_completion", "show_completion"):
                 parameter.hidden = True
         return parameters
+
+
+@contextlib.contextmanager
+def _closed_pipe_as_output_error() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        if error.filename is not None:
+            raise
+        raise OutputError.from_error(error) from None
 
 
 app = typer.Typer(
@@ -84,9 +106,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
         if sys.stdout is None and arguments[:1] not in (["run"], ["launch"]):  # both report on stderr
             raise OutputError.from_error()
         code = app(args=arguments, prog_name="legroom", standalone_mode=False, obj=at_exit) or 0
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
+        return code if _flush_stdout(of_script=arguments[:1] == ["run"]) else _UNFLUSHED
     except OutputError as error:
         _discard_stdout()
         return _usage_error(str(error))
@@ -103,6 +123,26 @@ def _run_command(argv: Sequence[str] | None) -> int:
         return _usage_error(f"{message}{end} See `{_help_command(error)}`.")
     except typer.Abort:
         return 130
+
+
+_UNFLUSHED = 120
+"""The exit code of Python if the last output of a script cannot be written."""
+
+
+def _flush_stdout(*, of_script: bool) -> bool:
+    """Return False if the output of the user's script cannot be written. If the output of Legroom itself cannot be
+    written, the error is raised.
+    """
+    try:
+        if sys.stdout is not None and not (of_script and getattr(sys.stdout, "closed", False)):
+            sys.stdout.flush()
+    except OSError as error:
+        if not of_script or error.errno not in _OUTPUT_ERRORS:
+            raise
+        _discard_stdout()
+        say(str(OutputError.from_error(error)))
+        return False
+    return True
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)

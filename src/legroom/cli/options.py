@@ -1,6 +1,7 @@
 """Options that several commands share, and the command classes that parse them."""
 
 import re
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from legroom.errors import UsageError
+from legroom.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from legroom.memory.capture.capture import Capture
@@ -95,6 +96,11 @@ class Command(typer.core.TyperCommand):
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:
         return list(map(_full_form, args))
+
+    def get_help(self, ctx: Any) -> str:
+        if sys.stdout is None:  # click would print nothing
+            raise OutputError.from_error()
+        return super().get_help(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[tuple[str, str]] = []

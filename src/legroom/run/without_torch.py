@@ -64,12 +64,21 @@ def run_until_torch(
     outcome = execute(script, uncaught=uncaught)
     if after.recording is not None:
         after.recording.end(outcome)
-    elif outcome.exit_code:
-        after.reason = ""  # the error was printed
+    elif outcome.exit_code or not _can_flush_stdout():
+        after.reason = ""  # the error is printed
     if at_exit is None:
         close()
         as_main.close()
     return outcome.exit_code
+
+
+def _can_flush_stdout() -> bool:
+    try:
+        if sys.stdout is not None and not getattr(sys.stdout, "closed", False):
+            sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 class _RecordingAfterImport:

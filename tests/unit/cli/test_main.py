@@ -1,6 +1,7 @@
 """The command line: version, usage errors and option parsing."""
 
 import gc
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -43,7 +44,56 @@ def test_a_full_disk_or_closed_pipe_at_stdout_is_reported_in_one_line(words, mon
 
 
 @pytest.mark.parametrize(
-    "words", [["--version"], [], ["explain", "LG700"], ["doctor"], ["run", "--format", "json", "x.py"]]
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        ["run", "--help"],
+        ["explain", "--format", "json", "LG700"],
+        ["lint", "--rules"],
+    ],
+)
+def test_a_closed_pipe_at_stdout_is_reported_in_one_line(words, monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(sys, "stdout", open(write, "w"))  # noqa: SIM115
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err == "legroom: Cannot write to standard output: it is closed. Redirect the output to a file.\n"
+
+
+@pytest.mark.slow
+def test_a_script_whose_output_cannot_be_written_exits_as_under_python(tmp_path):
+    script = tmp_path / "hello.py"
+    script.write_text("print('hello')")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        expected = subprocess.run(
+            [sys.executable, script], stdout=full, stderr=subprocess.DEVNULL, env=environment
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "legroom", "run", script],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+    assert done.returncode == expected.returncode == 120
+    assert done.stderr == (
+        "legroom: Cannot write to standard output: the disk is full. Free some space, or use another disk.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        [],
+        ["run", "--help"],
+        ["explain", "LG700"],
+        ["doctor"],
+        ["run", "--format", "json", "x.py"],
+    ],
 )
 def test_a_closed_stdout_is_reported_in_one_line(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
