@@ -18,10 +18,21 @@ MAX_COLUMNS = 100
 """The maximum width of wrapped messages."""
 
 
-def say(message: str) -> None:
-    """Print `legroom: MESSAGE` to stderr: wrapped on a terminal, in one line elsewhere."""
+def say(message: str, *, lines: bool = False) -> None:
+    """Print `legroom: MESSAGE` to stderr: wrapped on a terminal, in one line elsewhere. Line breaks are printed only with
+    `lines`, because a line break in a file name could imitate a second message.
+    """
+    text = printable(message) if lines else one_line(message)
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(_wrapped(f"legroom: {printable(message)}"), file=sys.stderr, flush=True)
+        print(_wrapped(f"legroom: {text}"), file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """Replace control characters, line breaks and tabs, for example in a file name."""
+    return printable(_BREAKS.sub(" ", text))
+
+
+_BREAKS = re.compile(r"\r\n|[\n\t]")
 
 
 def printable(text: str) -> str:
@@ -34,8 +45,11 @@ def printable(text: str) -> str:
 
 _COLOR = r"\x1b\[[0-9;]*m"
 """The escape sequences of colors and bold text, which torch uses in error messages."""
-_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-"""Control characters, marks that reverse the direction of text, and bytes that are not valid UTF-8."""
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+"""Control characters, marks that change the direction of text, invisible characters, and bytes that are not valid UTF-8.
+
+The joiners U+200C and U+200D are printed, because emoji and several languages need them.
+"""
 
 
 def _wrapped(text: str) -> str:

@@ -67,3 +67,17 @@ def test_a_long_message_is_wrapped_on_a_terminal_without_breaking_paths() -> Non
 
 def test_a_long_message_is_one_line_without_a_terminal() -> None:
     assert printed(f"from legroom.log import say; say({LONG!r})") == f"legroom: {LONG}\n"
+
+
+def test_a_line_break_in_a_name_does_not_imitate_a_second_message(capsys: pytest.CaptureFixture[str]) -> None:
+    from legroom.log import say
+
+    say("Script `a\nlegroom: forged.py` not found.")
+    assert capsys.readouterr().err == "legroom: Script `a legroom: forged.py` not found.\n"
+
+
+@pytest.mark.parametrize("invisible", ["\u200e", "\u200f", "\u200b", "\u061c", "\ufeff", "\u202e"])
+def test_invisible_characters_are_replaced(invisible: str) -> None:
+    from legroom.log import printable
+
+    assert printable(f"train{invisible}.py") == "train�.py"

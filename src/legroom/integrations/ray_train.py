@@ -41,7 +41,7 @@ def observed(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
         except Exception as error:
             if is_oom(error):
-                say(f"Rank {_rank()} ran out of GPU memory.\n{recording}")
+                say(f"Rank {_rank()} ran out of GPU memory.\n{recording}", lines=True)
             raise
 
     return train_loop

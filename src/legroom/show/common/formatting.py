@@ -2,7 +2,7 @@
 
 import os
 
-from legroom.log import printable
+from legroom.log import one_line, printable
 from legroom.memory.event_base import Frame, Phase
 from legroom.observe.source.cells import cell_name, is_cell_name
 
@@ -26,7 +26,7 @@ def format_location(file: str | None, line: int | None, *, max_length: int = 44)
     """
     if not file:
         return "unknown line"
-    shown = clean(cell_name(file) or file)
+    shown = one_line(cell_name(file) or file)
     if is_cell_name(shown):
         return f"{shown}, line {line}" if line else shown
     if os.path.isabs(shown):

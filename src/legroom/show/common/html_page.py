@@ -15,7 +15,7 @@ from zlib import compress
 
 from legroom.arguments import refuse_script
 from legroom.errors import UsageError
-from legroom.show.common.formatting import clean
+from legroom.log import one_line
 from legroom.units import format_size
 
 
@@ -80,7 +80,7 @@ def _exists(path: Path) -> str:
 
 
 def show_page(path: Path, *, open_page: bool, file: TextIO | None = None) -> None:
-    print(f"Wrote {clean(str(path))} ({format_size(path.stat().st_size)}).", file=file, flush=True)
+    print(f"Wrote {one_line(str(path))} ({format_size(path.stat().st_size)}).", file=file, flush=True)
     if open_page and not webbrowser.open(path.resolve().as_uri()):
         raise UsageError(f"No browser found. Open {path} in a browser.")
 

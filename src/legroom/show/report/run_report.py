@@ -16,6 +16,7 @@ from legroom.diagnose.report.device_summary import DeviceSummary
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import OomReport, RunReport
 from legroom.findings import Finding
+from legroom.log import one_line
 from legroom.memory.annotations import ExitReason, SpillTotals
 from legroom.memory.events import Holder
 from legroom.show.common.code_frame import code_frame
@@ -130,7 +131,7 @@ def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
             f"The capture omits {format_count(report.dropped, 'event')} to limit its size.", style="dim"
         )
     if report.capture:
-        yield Text(f"Recorded in {report.capture}. Next:")
+        yield Text(f"Recorded in {one_line(report.capture)}. Next:")
     elif report.next_commands:
         yield Text("Next:")
     width = max((len(command) for command, _ in report.next_commands), default=0)

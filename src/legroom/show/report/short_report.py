@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from legroom.diagnose.report.run_report import RunReport
+from legroom.log import one_line
 from legroom.show.common.formatting import clean, format_location
 from legroom.show.common.language import Words, translate
 from legroom.show.common.memory_charts import MemoryBar, StepSparkline
@@ -129,7 +130,7 @@ class ShortFooter:
         commands = next(
             (each for each in choices if _is_short(Commands(each), console, options)), again[:1] or show
         )
-        recorded = f"{clean(words(f'Recorded in {report.capture}.'))} " if report.capture else ""
+        recorded = f"{words(f'Recorded in {one_line(report.capture)}.')} " if report.capture else ""
         following = words(f"Next{when if commands and commands[0] in again else ''}:") if commands else ""
         if following and cell_len(recorded) + cell_len(following) > width:
             recorded = ""  # the commands contain the path

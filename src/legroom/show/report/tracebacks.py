@@ -17,7 +17,7 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 from types import TracebackType
 
-from legroom.log import printable
+from legroom.log import one_line, printable
 from legroom.show.common.formatting import format_location
 
 _LEGROOM = os.path.join(str(Path(__file__).resolve().parents[2]), "")
@@ -92,6 +92,8 @@ def _render(error: BaseException, choose: _Choose) -> str:
             continue
         seen.add(id(part))
         part.stack = _Stack(choose(part.stack))
+        if getattr(part, "filename", None):  # of a SyntaxError
+            part.filename = one_line(part.filename)
         pending += [other for other in (part.__cause__, part.__context__) if other is not None]
         pending += getattr(part, "exceptions", None) or []
     text = printable(_COLORS.sub("", "".join(summary.format())))
@@ -151,7 +153,8 @@ class _Stack(StackSummary):
     def format_frame_summary(self, frame_summary: FrameSummary, **options: object) -> str:
         if frame_summary.filename == _FOLDED:
             return f"  {frame_summary.name}\n"
-        return super().format_frame_summary(frame_summary, **options)
+        text = super().format_frame_summary(frame_summary, **options)
+        return text.replace(frame_summary.filename, one_line(frame_summary.filename), 1)
 
 
 def _fold(stack: StackSummary, is_user_file: Callable[[str], bool]) -> Iterator[FrameSummary]:

@@ -25,9 +25,11 @@ from legroom.show.report.run_report import render_report
 from legroom.show.report.tracebacks import format_error_line, format_short_traceback, format_traceback
 from legroom.show.watch.bar import ProgressStats, bar_text
 
-HOSTILE = "a\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202eb\udcff"
+HOSTILE = "a\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202e\u200e\u200f\u200b\u061c\ufeffb\udcff"
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_RAW = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\ufeff\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def assert_clean(text: str) -> None:
