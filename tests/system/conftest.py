@@ -55,9 +55,15 @@ def legroom(fork_server: ForkServer, tmp_path: Path) -> Callable[..., subprocess
 def legroom_in_new_interpreter(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `python -m legroom WORDS` in the test's folder, in a new interpreter."""
 
-    def legroom(*words: str) -> subprocess.CompletedProcess[str]:
+    def legroom(*words: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*LEGROOM, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+            [*LEGROOM, *words],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
 
     return legroom

@@ -42,6 +42,29 @@ def test_torch_is_not_imported_for_a_script_without_torch(write, legroom_in_new_
     assert not list(tmp_path.glob("*.legroom"))
 
 
+@pytest.mark.parametrize(
+    "words", [["train.py"], ["folder"], ["-m", "folder"], ["-m", "train"], ["/dev/stdin"]]
+)
+def test_a_comment_about_torch_does_not_import_torch(write, legroom_in_new_interpreter, tmp_path, words):
+    source = "# no torch\nimport sys\nif __name__ == '__main__':\n    print('torch' in sys.argv)\n"
+    (tmp_path / "folder").mkdir()
+    for name in ("train.py", "folder/__init__.py", "folder/__main__.py"):
+        write(source, name)
+    done = legroom_in_new_interpreter("run", *words, input=source)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+    assert done.stderr == "legroom: The script did not import torch, so there is no memory to report.\n"
+    assert not list(tmp_path.glob("*.legroom"))
+
+
+def test_a_module_with_a_syntax_error_is_not_recorded(write, legroom_in_new_interpreter, tmp_path):
+    write("import torch\nx = (\n", "wrong.py")
+    done = legroom_in_new_interpreter("run", "-m", "wrong")
+    assert done.returncode == 1
+    assert done.stderr.startswith('  File "')
+    assert done.stderr.endswith("SyntaxError: '(' was never closed\n")
+    assert not list(tmp_path.glob("*.legroom"))
+
+
 def test_recording_starts_when_another_module_imports_torch(write, legroom_in_new_interpreter, tmp_path):
     write("import torch\nx = torch.zeros(1 << 20)\nx = x * 2\n", "helper.py")
     source = """

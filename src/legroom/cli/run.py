@@ -142,8 +142,8 @@ def run(
 
     # A virtual GPU also applies to the processes that the script starts, so it is created before the script runs.
     if gpus is None and format == Format.TEXT and "torch" not in sys.modules:
-        from legroom.run.without_torch import names_torch, run_until_torch
+        from legroom.run.without_torch import may_use_torch, run_until_torch
 
-        if not names_torch(target):
+        if not may_use_torch(target):
             return run_until_torch(target, start_recording, at_exit=context.obj)
     return make_recording().run(at_exit=context.obj)

@@ -41,7 +41,10 @@ class Script:
     def stem(self) -> str:
         if self.is_module:
             return self.name.rpartition(".")[2]
-        return Path(self.name).resolve().stem
+        path = Path(self.name)
+        return (
+            path.stem if self.is_pipe else path.resolve().stem
+        )  # the target of `/dev/stdin` is `pipe:[8386]`
 
     @property
     def command_line(self) -> list[str]:
@@ -55,23 +58,34 @@ class Script:
             _check_file(self.name)
 
     def syntax_error(self) -> SyntaxError | None:
-        """Return the syntax error of a source file, or None if the file compiles. Modules, folders, zip files
-        and pipes are not checked.
-        """
-        path = os.path.abspath(self.name)
-        if self.is_module or not os.path.isfile(path) or not _is_plain_file(self.name):
-            return None
-        try:
-            with open(path, "rb") as file:
-                source = file.read()
-            if not source.startswith(importlib.util.MAGIC_NUMBER):
-                with warnings.catch_warnings(action="ignore"):
-                    compile(source, path, "exec", dont_inherit=True)
-        except SyntaxError as error:
-            return error.with_traceback(None)
-        except (OSError, ValueError):  # reported when the script runs
-            return None
+        """Return the syntax error of the source files, or None if the files compile. Zip files are not checked."""
+        for path in self.source_files() or ():
+            try:
+                source = read_source(path)
+                if not source.startswith(importlib.util.MAGIC_NUMBER):
+                    with warnings.catch_warnings(action="ignore"):
+                        compile(source, path, "exec", dont_inherit=True)
+            except SyntaxError as error:
+                return error.with_traceback(None)
+            except (OSError, ValueError):  # reported when the script runs
+                return None
         return None
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether the script is read from a pipe, such as `/dev/stdin`."""
+        return not self.is_module and os.path.exists(self.name) and not _is_file_or_folder(self.name)
+
+    def source_files(self) -> list[str] | None:
+        """Return the paths of the files that run: the `__init__.py` files of the packages of a module, and last the
+        file that runs as `__main__`. Nothing is imported. Return None if not all files are known, for example in a
+        zip file.
+        """
+        if self.is_module:
+            return _module_files(self.name)
+        if _is_plain_file(self.name):
+            return [os.path.abspath(self.name)]
+        return _file_of(_spec_in_folder(self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +280,7 @@ def _load(script: Script) -> CodeType:
 
 def _load_file(name: str) -> CodeType:
     path = os.path.abspath(name)
-    with open(path, "rb") as file:
-        source = file.read()
+    source = read_source(path)
     compiled = source.startswith(importlib.util.MAGIC_NUMBER)
     loader: importlib.machinery.SourcelessFileLoader | importlib.machinery.SourceFileLoader
     if compiled:
@@ -282,6 +295,20 @@ def _load_file(name: str) -> CodeType:
     return compile(
         source, path, "exec", dont_inherit=True
     )  # bytes, so that a BOM or coding line is respected
+
+
+def read_source(path: str) -> bytes:
+    """Return the content of a script. A pipe can be read only once, so its content is stored."""
+    if path in _piped:
+        return _piped[path]
+    with open(path, "rb") as file:
+        source = file.read()
+    if not os.path.isfile(path):
+        _piped[path] = source
+    return source
+
+
+_piped: dict[str, bytes] = {}
 
 
 def _load_folder(name: str) -> CodeType:
@@ -339,6 +366,36 @@ def _is_plain_file(name: str) -> bool:
     zip file for `__main__`, so these are not plain files.
     """
     return pkgutil.get_importer(name) is None
+
+
+def _is_file_or_folder(name: str) -> bool:
+    return os.path.isfile(name) or os.path.isdir(name)
+
+
+def _module_files(name: str) -> list[str] | None:
+    """Find a module as the import system does, but without importing its packages."""
+    files: list[str] = []
+    path, spec = [os.getcwd(), *sys.path], None
+    for part in name.split("."):  # without the names of its packages, which are not imported
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+        if spec.origin is not None or not path:  # not a package without an `__init__.py`
+            file = _file_of(spec)
+            if file is None:
+                return None
+            files += file
+    if path:
+        main = _file_of(importlib.machinery.PathFinder.find_spec("__main__", path))
+        return None if main is None else files + main
+    return files
+
+
+def _file_of(spec: importlib.machinery.ModuleSpec | None) -> list[str] | None:
+    if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+        return None
+    return [spec.loader.path]
 
 
 def _spec_in_folder(name: str) -> importlib.machinery.ModuleSpec | None:
