@@ -81,11 +81,24 @@ def test_unreadable_file_is_reported_and_others_are_checked(project: Path) -> No
     assert done.stderr == "legroom: broken.py: not checked because line 2 is Python 2 code\n"
     assert done.stdout.startswith("train.py:9:19: LG101 [*] `losses` stores")
     assert "Found 1 problem in 1 of 1 file; 1 fixable with `--fix`. 1 file was not checked." in done.stdout
-    done = lint("broken.py", folder=project)
-    assert (done.returncode, done.stdout) == (
-        2,
-        "No problems found in 0 files. 1 file was not checked.\n",
-    )
+
+
+def test_a_cached_report_of_an_unreadable_file_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "wrong.py").write_text("import torch\nx = (\n")
+    for _ in range(2):
+        done = lint("wrong.py", folder=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "1 file was not checked.\n")
+    assert list(tmp_path.glob("cache/**/*.json"))
+
+
+def test_a_diff_with_an_unreadable_file_has_exit_code_2(project: Path) -> None:
+    done = lint("broken.py", "--diff", folder=project)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "not checked" in done.stderr
+    assert lint(".", "--diff", folder=project).returncode == 1
 
 
 def test_stdout_contains_only_json(project: Path) -> None:

@@ -101,16 +101,15 @@ def lint(
         streamed = diff or format in STREAMED
     for error in report.file_errors:
         say(f"{error.file}: {error.message}")
+    exit_code = 2 if any(error.is_failure for error in report.file_errors) else 0
     if diff:
         stream.write("" if streamed else _shown_diff(report.diff, stream))
-        return 1 if report.diff else 0
+        return 1 if report.diff else exit_code
     if not streamed:
         print_to(stream, render_lint_report(report, str(format), fixing=fix))
     elif format is not LintFormat.GITHUB:
         print_to(stream, render_lint_summary(report, fixing=fix))
-    if report.findings:
-        return 1
-    return 2 if any(error.is_failure for error in report.file_errors) else 0
+    return 1 if report.findings else exit_code
 
 
 def _shown_diff(diff: str, stream: TextIO) -> str:

@@ -44,6 +44,7 @@ def save_report(file: Path, codes: Iterable[str], report: LintReport, others: Ot
                     asdict(replace(each, file=_relative(each.file, file))) for each in report.findings
                 ],
                 "errors": [each.message for each in report.file_errors],
+                "unchecked": report.unchecked,
                 "others": others.as_json(),
             },
         )
@@ -85,6 +86,7 @@ def _report(content: dict[str, Any], name: str) -> LintReport:
         findings=[_finding(each, name) for each in content["findings"]],
         file_errors=[FileError(file=name, message=each) for each in content["errors"]],
         files=1,
+        unchecked=int(content["unchecked"]),
     )
 
 

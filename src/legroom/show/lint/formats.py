@@ -115,6 +115,8 @@ def render_lint_summary(report: LintReport, *, fixing: bool) -> Text:
     found, files = len(report.findings), len({each.file for each in report.findings})
     fixed = f"Fixed {format_count(report.fixed, 'problem')}. " if fixing else ""
     checked = format_count(report.files - report.unchecked, "file")
+    if report.unchecked and report.unchecked == report.files:
+        return Text(f"{fixed}{_unchecked(report).lstrip()}")
     if not found:
         return Text(f"{fixed}No problems found in {checked}.{_unchecked(report)}")
     counts = Counter(each.applicability for each in report.findings)
