@@ -331,7 +331,8 @@ class Evidence:
             total = total * calls.most // calls.total
         elif self.trains and (len(self.optimizers) > 1 or self._gathers_outputs):
             total *= 2  # an iteration calls several models, or gathers the outputs of all replicas on one GPU
-        earlier = None if self.has_varying_input else self._bytes_of_last_step
+        is_like_last_step = not (self.has_varying_input or self.evaluates)
+        earlier = self._bytes_of_last_step if is_like_last_step else None
         return total if earlier is None else max(so_far, min(total, earlier))
 
     @property

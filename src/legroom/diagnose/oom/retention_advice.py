@@ -139,6 +139,8 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
     old = bytes_of(list(filter(evidence.is_earlier, transient)))
     leak_names = {stem_of(leak.name) for leak in evidence.leaks} | {leak.holder for leak in evidence.leaks}
     leaked = max((evidence.retained_by(leak) for leak in evidence.leaks if not leak.on_host), default=0)
+    copies = _bytes_of_copies(evidence)
+    trainable = sum(each.trainable_bytes for each in evidence.optimizers)
     for holder in evidence.holders:
         if " item" not in holder.path or " (tuple, " in holder.path:
             continue
@@ -146,13 +148,22 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
             continue
         if leaked >= holder.bytes * 0.8:
             continue
-        is_old = holder.bytes <= old * 1.05
+        has_copies = trainable * 1.05 < holder.bytes <= copies * 1.05
+        is_old = has_copies or holder.bytes <= old * 1.05
         if not is_old and evidence.trains and _is_intermediate(holder):
             continue
-        minimum = 0.05 if is_old else 0.3
+        minimum = 0.05 if is_old and not has_copies else 0.3
         too_small = holder.bytes - holder.shared_bytes < evidence.oom.allocated * minimum
-        if not too_small and holder.bytes <= bytes_of(transient) * 1.05:
+        if not too_small and (has_copies or holder.bytes <= bytes_of(transient) * 1.05):
             yield holder
+
+
+def _bytes_of_copies(evidence: Evidence) -> int:
+    """Return the size of the weights that were created in earlier steps, such as the states of a model that are saved
+    in every epoch, or the models of earlier folds.
+    """
+    weights = evidence.live(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+    return bytes_of([each for each in weights if each.step > 0 and evidence.is_earlier(each)])
 
 
 def _is_intermediate(holder: Holder) -> bool:

@@ -101,6 +101,8 @@ class FailureObserver:
         frame = _script_frame()
         try:
             return survey_holders(frame, _measure)
+        except Exception:  # the failure is reported without the variables
+            return None
         finally:
             del frame
 

@@ -184,14 +184,17 @@ def _no_referents(leaves: list[Any]) -> Iterable[Any]:
     return ()
 
 
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+
+
 def _from_optimizers(optimizers: list[Any]) -> Iterable[Any]:
-    return [optimizer.state for optimizer in optimizers]
+    return [vars(optimizer).get("state") for optimizer in optimizers]
 
 
 def _from_modules(modules: list[Any]) -> Iterable[Any]:
     values: list[Any] = []
     for module in modules:
-        values += (module._parameters, module._buffers, module._modules)
+        values += map(vars(module).get, _MODULE_DICTS)  # a copy that is being created has no dicts yet
         values += (value for name, value in vars(module).items() if not name.startswith("_"))
     return values
 

@@ -7,6 +7,7 @@ allocation. If a test only fills the GPU, just one of the allocations fails.
 
 import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from legroom.memory.event_base import Phase
 from legroom.memory.events import Oom
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames
+from legroom.observe.holders.holders import HolderSurvey, StepStorage, survey_holders, tensors_in_frames
 from legroom.observe.program_state import program_state
 from legroom.observe.virtual.host import VirtualDevice
 from legroom.observe.virtual.torch_api.memory import call_oom_observers
@@ -34,8 +35,7 @@ def report_out_of_memory(
     call_oom_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
     frame = sys._getframe(1)
     try:
-        holding = survey_holders(frame, recorder.measure)
-        recorder.update_categories(tensors_in_frames(frame), holding.categories())
+        holding = _survey(recorder, frame)
         allocator = device.allocator
         recorder.emit(
             Oom(
@@ -45,10 +45,11 @@ def report_out_of_memory(
                 recorder.clock.step, location.phase, location.module, location.frame, op, message,
             )
         )  # fmt: skip
-        holders = holding.holders(_allocated_in_this_step(recorder), location.module)
-        for holder in holders.largest:
-            recorder.emit(holder)
-        recorder.emit(HolderCoverage(recorder.allocations.seconds, holders.total_bytes))
+        if holding is not None:
+            holders = holding.holders(_allocated_in_this_step(recorder), location.module)
+            for holder in holders.largest:
+                recorder.emit(holder)
+            recorder.emit(HolderCoverage(recorder.allocations.seconds, holders.total_bytes))
         if location.phase is Phase.FORWARD and recorder.modules.progress is not None:
             recorder.emit(ForwardProgress(recorder.allocations.seconds, recorder.modules.progress))
         for detail in program_state(recorder.allocations.seconds, recorder.clock):
@@ -56,6 +57,18 @@ def report_out_of_memory(
     finally:
         del frame
     return torch.OutOfMemoryError(message)
+
+
+def _survey(recorder: Recorder, frame: FrameType) -> HolderSurvey | None:
+    """Return the objects that retain memory, or None if the program has an object that cannot be read. The program must
+    get its out-of-memory error in any case.
+    """
+    try:
+        holding = survey_holders(frame, recorder.measure)
+        recorder.update_categories(tensors_in_frames(frame), holding.categories())
+    except Exception:
+        return None
+    return holding
 
 
 def _allocated_in_this_step(recorder: Recorder) -> list[StepStorage]:

@@ -334,6 +334,25 @@ def test_fragmentation_is_not_reported_with_expandable_segments(make_run):
     assert "LG607" not in run.advice()
 
 
+@pytest.mark.parametrize(("kept", "reported"), [(3, True), (1, False)])
+def test_copies_of_the_weights_in_a_list_are_reported(make_run, kept, reported):
+    """One list may contain the models that the program trains."""
+    run = make_run(capacity=1000)
+    run.alloc(150, PARAMETER)
+    for _ in range(3):
+        run.end_step()
+        if kept == 3:
+            run.alloc(150, PARAMETER)
+    if kept == 1:
+        run.alloc(150, PARAMETER)
+        run.end_step()
+    run.end_step()
+    run.oom(400, fragmented=200)
+    add_optimizer(run, "SGD", trainable=150, state=0)
+    run.holder(f"snapshots (list, {kept} items)", 150 * kept)
+    assert ("LG105" in run.advice()) == reported
+
+
 def test_small_fragments_are_not_reported(make_run):
     run = make_run()
     run.alloc(900, ACTIVATION)
