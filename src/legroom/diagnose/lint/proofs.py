@@ -78,7 +78,19 @@ def is_proven_tensor(
     path = dotted(node)
     if path is None:
         return False
-    return runs_backward(program, path, function, at) or _is_always_tensor(program, path, function, seen)
+    if runs_backward(program, path, function, at) and _is_method_of_tensors(program, "backward"):
+        return True
+    return _is_always_tensor(program, path, function, seen)
+
+
+def _is_method_of_tensors(program: Program, method: str) -> bool:
+    """Return True if only tensors have this method. The file may use another library than torch, or define a class that
+    has the method. An autograd function does not count, because its `backward` is static.
+    """
+    others = (
+        each for each in program.classes.values() if not any(base.endswith("Function") for base in each.bases)
+    )
+    return program.mentions("torch") and not any(method in each.methods for each in others)
 
 
 def runs_backward(program: Program, path: str, function: Function, at: Fact | None) -> bool:
@@ -321,8 +333,8 @@ def escapes(program: Program, store: StoreFact) -> bool:
 
 def can_be_detached(program: Program, parts: list[cst.BaseExpression], store: StoreFact) -> bool:
     """Return True if `.detach()` on the stored subexpressions does not change the behavior of the program."""
-    if may_be_printed(program, store.target):
-        return False
+    if may_be_printed(program, store.target) or program.mentions("autograd"):
+        return False  # `torch.autograd.grad` may use the graph
     return all(
         is_proven_tensor(program, part, store.function, store)
         and (not escapes(program, store) or frees_graph(program, dotted(part) or "", store.function, store))

@@ -86,6 +86,35 @@ def test_fix_is_unsafe_if_the_text_of_the_tensor_may_be_printed(use: str) -> Non
 
 
 @pytest.mark.parametrize(
+    "use",
+    [
+        "grads = torch.autograd.grad(total, list(model.parameters()))",
+        "from torch import autograd\ngrads = autograd.grad(total, [weight])",
+    ],
+)
+def test_fix_is_unsafe_if_the_graph_may_be_used(use: str) -> None:
+    body = REPORTED["LG101 a running total"]
+    assert fixed(body, "LG101") != body
+    assert fixed(body + use + "\n", "LG101") == body + use + "\n"
+
+
+def test_backward_proves_a_tensor_only_if_no_other_object_has_this_method() -> None:
+    body = """
+from somewhere import engine, loader
+total = 0.0
+for x in loader:
+    loss = engine.loss(x)
+    loss.backward()
+    total += loss
+"""
+    assert "total += loss.detach()" in fixed(body, "LG101")
+    other = "class Schedule:\n    def backward(self):\n        pass\n"
+    assert "loss.detach()" not in fixed(body + other, "LG101")
+    function = "class Scale(torch.autograd.Function):\n    @staticmethod\n    def backward(context, grad):\n        return grad\n"
+    assert "loss.detach()" not in fixed(body + function, "LG101")  # a file that uses torch.autograd
+
+
+@pytest.mark.parametrize(
     "value",
     ["raw.estimate(x)", "schedule(step)", "net(x)", "engine.loss(x)", "outputs[0]", "model(x) if x else 0.0"],
 )
@@ -178,6 +207,8 @@ def load(path):
     assert 'torch.load(path, map_location="cpu")' in fixed(body, "LG301")
     for use in ("    noise = checkpoint['noise']\n", "    return checkpoint\n"):
         assert fixed(body + use, "LG301") == body + use
+    stored = "class Average:\n    def load_state_dict(self, state):\n        self.state = state\n"
+    assert fixed(body + stored, "LG301") == body + stored
     assigned = body.replace('["model"])', '["model"], assign=True)')
     assert fixed(assigned, "LG301") == assigned
 

@@ -70,8 +70,9 @@ The estimated saving is all memory that has accumulated so far, except the memor
 
 ## Fix safety
 The fix adds `.detach()`. The fix is safe if the code shows that the value is a tensor, that no later backward pass uses
-the value, and that the value is not printed. Otherwise, the fix is unsafe. The fix does not add `.item()`, because a
-sum of Python numbers is rounded differently from a sum of tensors.
+the value, and that the value is not printed. Otherwise, the fix is unsafe. It is also unsafe in a file that uses
+`torch.autograd`. The fix does not add `.item()`, because a sum of Python numbers is rounded differently from a sum of
+tensors.
 
 If a collected value may be a view (`output[:, 0]`), the fix adds `.detach().clone()`, because a detached view
 keeps the whole tensor alive. This fix is unsafe, because in-place changes to the tensor no longer change the

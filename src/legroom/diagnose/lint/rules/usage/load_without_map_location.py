@@ -32,7 +32,8 @@ state = torch.load(path, map_location="cpu")   # load_state_dict copies to the r
 
 ## Fix safety
 The fix sets `map_location="cpu"`. The fix is safe if the result is used only as the argument of `load_state_dict`,
-which copies the tensors to the right device. Otherwise, the fix is unsafe.
+which copies the tensors to the right device. Otherwise, and if the file defines a method with this name, the fix is
+unsafe.
 """
 
 import re
@@ -330,6 +331,8 @@ def _names_a_checkpoint(program: Program, call: CallFact) -> bool:
 
 
 def _is_only_copied(program: Program, call: CallFact) -> bool:
+    if any("load_state_dict" in each.methods for each in program.classes.values()):
+        return False  # the method of the project may store the tensors
     copying = {
         each
         for other in program.calls
