@@ -27,7 +27,7 @@ from legroom.observe.dispatch.device_placement import HOST
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.dispatch.storages import storage_of, tensors_in
 from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
-from legroom.observe.graph_traces import is_tracing_graph
+from legroom.observe.graph_traces import is_unrecorded
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import replaced, table
 from legroom.observe.virtual.reading import TensorReads
@@ -208,7 +208,7 @@ class PlacementMode(TorchFunctionMode):
             dtype = options.pop("dtype", None)
             return tensor.to(tensor.dtype if dtype is None else dtype, **options)
         options["copy"] = True
-        if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing_graph():
+        if torch.is_grad_enabled() and tensor.requires_grad and not is_unrecorded():
             return _Move.apply(tensor, self, target, options)  # type: ignore[no-untyped-call]
         return self._copy(tensor, target, options)
 
@@ -218,7 +218,7 @@ class PlacementMode(TorchFunctionMode):
             return fake_tensors.to_host(tensor, **options)
         category = None if target is None else self.recorder.categories.category_of_copy(tensor)
         copied = self._placed(target, category, Tensor.to, (tensor, "cpu"), options)
-        if target is not None and is_tracing_graph():
+        if target is not None and is_unrecorded():
             self._register(copied, target, category)
         return copied
 
@@ -274,7 +274,7 @@ class PlacementMode(TorchFunctionMode):
         if target is not None and func in _SPARSE:
             args = tuple(self._to(value, named) if isinstance(value, Tensor) else value for value in args)
         kwargs["device"] = "cpu"
-        is_rule_known = func in _FACTORIES and "out" not in kwargs and not is_tracing_graph()
+        is_rule_known = func in _FACTORIES and "out" not in kwargs and not is_unrecorded()
         if target is not None and is_rule_known:
             made = self.recorder.create(_FACTORIES[func], func, args, kwargs, target)
             if made is not None:
@@ -316,7 +316,7 @@ class PlacementMode(TorchFunctionMode):
         """Run a torch function. Tensors that the function creates without tensor inputs are placed on the device of its
         arguments.
         """
-        if is_tracing_graph():
+        if is_unrecorded():
             return self._run_in_graph_trace(func, args, kwargs)
         context = self.recorder.context
         outer = context.factory_target, context.call
@@ -352,9 +352,8 @@ class PlacementMode(TorchFunctionMode):
         a tensor without dimensions, which uses no device memory.
         """
         result = func(*args, **(kwargs or {}))
-        if torch._C._get_tracing_state() is None and func is not Tensor.clone:
-            # torch compares results, including their devices, with those of the traced model. It clones the inputs.
-            return result
+        if torch._C._get_tracing_state() is None:
+            return result  # torch compares results, including their devices, with those of the traced model
         devices = (self.device_index(tensor) for tensor in tensors_in((args, kwargs)))
         target = next((index for index in devices if index is not None), None)
         if target is not None:

@@ -1,10 +1,7 @@
 """Models that the program traces to TorchScript while Legroom records it."""
 
-import copy
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import legroom
@@ -87,44 +84,3 @@ def test_the_traced_model_has_the_same_results_as_the_model(recwarn: pytest.Warn
     with legroom.VirtualGPU("200MiB"):
         torch.jit.trace(nn.Conv2d(3, 4, 3).cuda(), torch.randn(1, 3, 8, 8, device="cuda"))
     assert not [each for each in recwarn if "does not match" in str(each.message)]
-
-
-class FunctionalConvolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(images, self.weight)
-
-
-class Created(nn.Module):
-    """Creates tensors on the host and on the device of its input."""
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        copied = batch.clone()
-        copied[:, 0] = 1
-        moved = torch.ones(8).to(batch.device) + torch.tensor([1.0], device=batch.device)
-        return copied + moved + batch.new_zeros(8) + torch.ones(batch.shape, device=batch.device)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        FunctionalConvolution(),
-        FunctionalConvolution().requires_grad_(False),
-        nn.BatchNorm2d(3),
-        nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True),
-        Created(),
-    ],
-    ids=lambda model: type(model).__name__,
-)
-def test_a_traced_model_depends_on_its_input_in_the_same_way(model: nn.Module) -> None:
-    shape = (2, 5, 8) if isinstance(model, nn.TransformerEncoderLayer) else (2, 3, 8, 8)
-    with legroom.VirtualGPU("200MiB"):
-        on_gpu = copy.deepcopy(model).cuda()
-        traced = torch.jit.trace(on_gpu, torch.randn(shape, device="cuda"))
-        batch = torch.randn(shape, device="cuda")
-        result = traced(batch)
-        assert result.device == batch.device
-        assert torch.allclose(result, on_gpu(batch), atol=1e-5)
