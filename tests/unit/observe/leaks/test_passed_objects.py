@@ -145,7 +145,7 @@ def _promoted(method: str) -> list[DetectedLeak]:
     learner = _Learner()
     return leaks_of(
         lambda step, loss, output: getattr(learner, method)() if step % 3 == 0 else None,
-        iterations=80,
+        iterations=160,
         on_device=lambda tensor: True,
     )
 
