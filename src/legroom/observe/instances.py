@@ -13,7 +13,8 @@ def find_instances(kinds: tuple[type, ...], generation: int | None = None) -> li
     objects = gc.get_objects(generation)
     # Reading the types runs in C. Checking several hundred thousand objects in Python takes several times as long.
     types = list(map(type, objects))
-    wanted = {each for each in set(types) if not _is_fake(each) and not set(kinds).isdisjoint(each.__mro__)}
+    bases = set(kinds)
+    wanted = {each for each in set(types) if not _is_fake(each) and not bases.isdisjoint(each.__mro__)}
     return list(compress(objects, map(wanted.__contains__, types)))
 
 
