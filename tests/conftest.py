@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -107,19 +108,25 @@ def pytest_runtest_teardown() -> None:
 
 
 _all_user_modules = loaded_modules._user_modules
+_is_of_user = loaded_modules._is_of_user
 
 
-def _without_other_tests(*state: Any) -> list[tuple[str, str]]:
-    """Exclude `bench` and the tests in other folders from the user's modules. Searching hundreds of modules takes
-    seconds, and a real program has only a few."""
-    return [
-        (name, file)
-        for name, file in _all_user_modules(*state)
-        if not file.startswith(_OWN_CODE) or os.path.dirname(file) == _CurrentTest.folder
-    ]
+def _is_part_of_test(file: object) -> bool:
+    """Return False for `bench` and the tests in other folders. They are not the user's modules: searching hundreds of
+    modules takes seconds, a real program has only a few, and their variables would be found as holders."""
+    return not (isinstance(file, str) and file.startswith(_OWN_CODE)) or os.path.dirname(file) == _CurrentTest.folder
 
 
-loaded_modules._user_modules = _without_other_tests
+def _user_modules_of_test(*state: Any) -> list[tuple[str, str]]:
+    return [(name, file) for name, file in _all_user_modules(*state) if _is_part_of_test(file)]
+
+
+def _is_of_test(name: str, module: ModuleType) -> bool:
+    return _is_part_of_test(vars(module).get("__file__")) and _is_of_user(name, module)
+
+
+loaded_modules._user_modules = _user_modules_of_test
+loaded_modules._is_of_user = _is_of_test
 
 
 @pytest.fixture

@@ -248,9 +248,7 @@ def test_global_variables_are_listed_if_a_function_of_the_module_calls_another()
     ("loop", "kind"),
     [("legroom.watch(batches(), quiet=True)", "_WatchedIterator"), ("batches()", "generator")],
 )
-def test_the_iterator_of_a_running_loop_is_named(monkeypatch, loop, kind):
-    # Other test modules count as the user's modules, and share a detector.
-    monkeypatch.setattr("legroom.observe.holders.variables.user_modules", list)
+def test_the_iterator_of_a_running_loop_is_named(loop, kind):
     source = f"""
 def batches():
     kept = [memory(8 << 20), memory()]
