@@ -114,7 +114,10 @@ _is_of_user = loaded_modules._is_of_user
 def _is_part_of_test(file: object) -> bool:
     """Return False for `bench` and the tests in other folders. They are not the user's modules: searching hundreds of
     modules takes seconds, a real program has only a few, and their variables would be found as holders."""
-    return not (isinstance(file, str) and file.startswith(_OWN_CODE)) or os.path.dirname(file) == _CurrentTest.folder
+    return (
+        not (isinstance(file, str) and file.startswith(_OWN_CODE))
+        or os.path.dirname(file) == _CurrentTest.folder
+    )
 
 
 def _user_modules_of_test(*state: Any) -> list[tuple[str, str]]:
