@@ -66,6 +66,55 @@ class ProgramState(Annotation):
 
 
 @dataclass(frozen=True)
+class ModelCall(Annotation):
+    """A forward pass of a model with gradients enabled, since the last backward pass before the preceding `Oom`."""
+
+    started: float
+    """Seconds since the run started."""
+    model: str
+    """The class of the model."""
+    trainable_bytes: int
+    """The size of the parameters that require gradients."""
+    trained_bytes: int
+    """The size of those parameters that belong to an optimizer."""
+    untrained: tuple[str, ...]
+    """The paths of the outermost modules with parameters that require gradients, but belong to no optimizer. The path
+    of the model itself is empty."""
+    input_requires_grad: bool | None
+    """Whether an argument requires gradients, or None if no argument is known to be a tensor."""
+    file: str = ""
+    line: int = 0
+    """The line that called the model, or 0 if unknown."""
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class HandledError(Annotation):
+    """The preceding `Oom` occurred while an `except` block handled an earlier out-of-memory error. The earlier error
+    retains the tensors of the functions that it stopped."""
+
+    file: str
+    line: int
+    """The line of the `except` block that was running."""
+    function: str
+
+
+@dataclass(frozen=True)
+class BroadcastTensors(Annotation):
+    """Two variables with the shapes `(n, 1)` and `(n,)` in a function that was running at the preceding `Oom`. An
+    operation on both creates a result of the shape `(n, n)`."""
+
+    column: str
+    """The variable with the shape `(n, 1)`."""
+    row: str
+    samples: int
+    bytes: int
+    """The size of the result."""
+    file: str
+    function: str
+
+
+@dataclass(frozen=True)
 class EvaluatedWithGradients(Annotation):
     """A line evaluated a model with gradients enabled."""
 

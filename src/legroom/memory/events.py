@@ -119,7 +119,8 @@ class Holder(NamedTuple):
     frame: Frame | None
     """The line that was running in the function that contains this variable."""
     shared_bytes: int = 0
-    """The part of `bytes` that other tensor variables retain as well, for example `loss` through its autograd graph.
+    """The part of `bytes` that tensor variables and optimizers retain as well, for example `loss` through its autograd
+    graph, or an optimizer that has loaded its state from a checkpoint.
 
     Clearing the variable does not free these bytes.
     """

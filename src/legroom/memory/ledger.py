@@ -13,7 +13,7 @@ lifetime.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,11 +22,14 @@ from typing import Literal
 
 from legroom.errors import UsageError
 from legroom.memory.annotations import (
+    BroadcastTensors,
     ForwardProgress,
     FoundSetting,
     GapEnded,
     GapStarted,
+    HandledError,
     LiveOptimizer,
+    ModelCall,
     ProgramState,
 )
 from legroom.memory.event_base import Annotation, Category, Phase
@@ -39,6 +42,7 @@ from legroom.memory.timeline import Sample, TimelineBuilder
 _BATCH = 4096
 _SPAN = 1 << 15
 _MAX_STEPS = 5_000
+_OOM_DETAILS = (ProgramState, ModelCall, HandledError, BroadcastTensors, LiveOptimizer, FoundSetting)
 
 
 class Ledger:
@@ -181,9 +185,9 @@ class Ledger:
                     yield self._with_final_category(event)
             until = span.start
 
-    def peak_outside_optimizer(self, number: int = 0) -> int:
-        """Return the peak of the allocated bytes before out-of-memory event `number`, without optimizer steps. Dropped
-        events are not included.
+    def peak_in(self, phases: Collection[Phase], number: int = 0) -> int:
+        """Return the peak of the allocated bytes in these phases before out-of-memory event `number`. Dropped events are
+        not included.
         """
         with self._up_to_date():
             failure = self._failure(number)
@@ -195,7 +199,7 @@ class Ledger:
                     if isinstance(event, Alloc) and event.device == device:
                         total += event.block_bytes - sizes.get(event.id, 0)
                         sizes[event.id] = event.block_bytes
-                        if event.phase is not Phase.OPTIMIZER:
+                        if event.phase in phases:
                             peak = max(peak, total)
                     elif isinstance(event, Free):
                         total -= sizes.pop(event.id, 0)
@@ -286,7 +290,7 @@ class Ledger:
             self._annotations.append(event)
             if isinstance(event, ForwardProgress) and self._ooms and 0 <= event.fraction < 1:
                 self._ooms[-1].progress = event.fraction
-            elif isinstance(event, ProgramState | LiveOptimizer | FoundSetting) and self._ooms:
+            elif isinstance(event, _OOM_DETAILS) and self._ooms:
                 self._ooms[-1].details.append(event)
             if isinstance(event, GapStarted | GapEnded):
                 self._in_gap = isinstance(event, GapStarted)

@@ -11,8 +11,11 @@ pass, or the name of the function suggests an evaluation.
 import ast
 import re
 import sys
+import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -25,6 +28,7 @@ from legroom.observe.source.batch_argument import suggests_evaluation
 from legroom.observe.source.user_files import INTERNAL, USER, kind_of
 
 MAX_CHAINS, MAX_MODELS = 1000, 1000
+MAX_CALLS, MAX_ARGUMENTS = 64, 100
 _TRAINING_NAME = re.compile(r"(?:^|_)(?:train|training|fit|learn|pretrain|finetune)(?:$|_)", re.IGNORECASE)
 _BACKWARD_NAMES = {"backward", "manual_backward"}
 
@@ -49,6 +53,21 @@ class ForwardEvidence(NamedTuple):
     """How often the same line has called a model with gradients since the last backward pass."""
     frame: Frame | None
     """The user's line that called the model."""
+
+
+class RecordedCall(NamedTuple):
+    """A forward pass with gradients enabled."""
+
+    model: "weakref.ref[nn.Module]"
+    started: float
+    """The time according to `time.perf_counter`."""
+    input_requires_grad: bool | None
+    """Whether an argument requires gradients, or None if no argument is known to be a tensor."""
+    chain: CallChain
+
+    @property
+    def frame(self) -> Frame | None:
+        return _frame_of(self.chain)
 
 
 @dataclass(slots=True)
@@ -78,10 +97,13 @@ class ForwardPasses:
         self._backward: dict[CallChain, None] = {}
         self._modes: dict[int, tuple[Any, set[bool]]] = {}
         """The modes in which each model was trained, by the model's `id`."""
+        self.recent: list[RecordedCall] = []
+        """The forward passes since the last backward pass, or before it if none has followed."""
+        self._backward_began = False
         self.evaluations: dict[Frame, set[int]] = {}
         """The lines that evaluated a model with gradients, with the numbers of completed steps."""
 
-    def model_called(self, model: nn.Module) -> None:
+    def model_called(self, model: nn.Module, args: Iterable[Any] = ()) -> None:
         """Record a call of a model. Call this method in a forward pre-hook of torch."""
         if current_node() is not None:
             return  # recomputed for a checkpoint
@@ -95,6 +117,12 @@ class ForwardPasses:
         if len(calls.models) < MAX_MODELS and _has_parameters(model):
             calls.models[id(model)] = weakref.ref(model), model.training
         self._last = chain
+        if self._backward_began:
+            self._backward_began = False
+            self.recent.clear()
+        if torch.is_grad_enabled() and len(self.recent) < MAX_CALLS:
+            now = time.perf_counter()
+            self.recent.append(RecordedCall(weakref.ref(model), now, _requires_grad(args), chain))
 
     def find_evaluations(self, step: int) -> None:
         """Record which forward passes since the last backward pass were evaluations with gradients."""
@@ -107,6 +135,7 @@ class ForwardPasses:
 
     def went_backward(self, step: int = 0) -> None:
         """Record a backward pass. Call this method on the thread that runs it."""
+        self._backward_began = True
         if not self._pending:
             return
         if len(self._pending) > 1:
@@ -219,6 +248,21 @@ class ForwardPasses:
     def _all_in_evaluation_mode(self, chain: CallChain) -> bool:
         modes = [training for _, training in self._pending[chain].models.values()]
         return bool(modes) and not any(modes)
+
+
+def _requires_grad(args: Iterable[Any], depth: int = 0) -> bool | None:
+    """Return whether an argument requires gradients, or None if no argument is known to be a tensor."""
+    found: bool | None = None
+    for each in islice(args, MAX_ARGUMENTS):
+        known: bool | None = None
+        if isinstance(each, torch.Tensor):
+            known = each.requires_grad
+        elif isinstance(each, (list, tuple, dict)) and depth < 3:
+            known = _requires_grad(each.values() if isinstance(each, dict) else each, depth + 1)
+        if known:
+            return True
+        found = known if found is None else found
+    return found
 
 
 def _has_parameters(model: nn.Module) -> bool:

@@ -1,22 +1,28 @@
-"""Describes the state of the program at an out-of-memory error: whether it trains or evaluates, its optimizers, and its
-batch size settings.
+"""Describes the state of the program at an out-of-memory error: whether it trains or evaluates, which models it called,
+the errors that it handles, its optimizers, and its batch size settings.
 """
 
 import inspect
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from legroom.memory.annotations import FoundSetting, LiveOptimizer, ProgramState
+from legroom.memory.annotations import FoundSetting, HandledError, LiveOptimizer, ModelCall, ProgramState
 from legroom.memory.event_base import Annotation, Frame
+from legroom.observe.broadcasts import broadcast_tensors
 from legroom.observe.creation_lines import optimizer_lines
+from legroom.observe.forward_passes import RecordedCall
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
+from legroom.observe.source.user_files import is_user_file
 from legroom.observe.training import TrainingClock, live_optimizers
 
 MAX_OPTIMIZERS = MAX_SETTINGS = 16
+MAX_UNTRAINED = 100
 _FUSED = ("Adam", "AdamW", "SGD")
 """The torch optimizers with a fused CUDA implementation. Adagrad's fused implementation is for the CPU only."""
 _STATE_COPIES = {
@@ -47,6 +53,8 @@ def follow_settings(settings: ScriptSettings | None) -> None:
 
 
 def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
+    """Yield what is known about the program. Call this function from the allocation that failed."""
+    started = time.perf_counter() - seconds
     first, last = (tuple(map(int, shape)) for shape in clock.input_shapes or ((), ()))
     evidence = clock.passes.evidence(sys._getframe(1))
     file, line, function = evidence.frame or ("", 0, "")
@@ -54,7 +62,17 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
         seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples,
         first, last, evidence.is_evaluation, evidence.calls, file, line, function,
     )  # fmt: skip
-    for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
+    optimizers = live_optimizers()
+    for describe in (
+        lambda: _model_calls(seconds, started, clock.passes.recent, optimizers),
+        lambda: _handled_errors(seconds),
+        lambda: broadcast_tensors(seconds, sys._getframe(1)),
+    ):
+        try:
+            yield from list(describe())
+        except Exception:  # objects of the program may raise anything
+            continue
+    for optimizer in optimizers[:MAX_OPTIMIZERS]:
         try:
             found = _describe(optimizer, seconds)
         except Exception:  # an optimizer of another library may lack any attribute
@@ -66,6 +84,65 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
             seconds, each.name, each.value, each.rank, each.text, each.arguments, each.is_given, each.variable,
             each.file, each.line,
         )  # fmt: skip
+
+
+def _model_calls(
+    seconds: float,
+    started: float,
+    calls: Sequence[RecordedCall],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Iterator[ModelCall]:
+    trained = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in getattr(optimizer, "param_groups", [])
+        for parameter in group["params"]
+    }
+    for call in calls:
+        model = call.model()
+        if model is None:
+            continue
+        trainable = [each for each in model.parameters() if each.requires_grad]
+        file, line, function = call.frame or ("", 0, "")
+        yield ModelCall(
+            seconds, call.started - started, type(model).__name__,
+            sum(each.numel() * each.element_size() for each in trainable),
+            sum(each.numel() * each.element_size() for each in trainable if id(each) in trained),
+            tuple(_untrained_modules(model, trained))[:MAX_UNTRAINED], call.input_requires_grad, file, line, function,
+        )  # fmt: skip
+
+
+def _untrained_modules(module: nn.Module, trained: set[int], path: str = "") -> Iterator[str]:
+    """Yield the outermost modules with parameters that require gradients, but belong to no optimizer."""
+    trainable = [each for each in module.parameters() if each.requires_grad]
+    if not trainable:
+        return
+    if not any(id(each) in trained for each in trainable):
+        yield path
+        return
+    for name, child in module.named_children():
+        yield from _untrained_modules(child, trained, f"{path}.{name}" if path else name)
+
+
+def _handled_errors(seconds: float) -> Iterator[HandledError]:
+    """Yield the `except` blocks, of any thread, that are handling an earlier out-of-memory error."""
+    for error in sys._current_exceptions().values():
+        if isinstance(error, tuple):  # Python 3.11
+            error = error[1]
+        while error is not None:
+            frame = error.__traceback__.tb_frame if error.__traceback__ is not None else None
+            if _is_out_of_memory(error) and frame is not None and is_user_file(frame.f_code.co_filename):
+                code = frame.f_code
+                yield HandledError(seconds, code.co_filename, frame.f_lineno, code.co_name)
+                return
+            error = error.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    message = error.args[0] if isinstance(error, RuntimeError) and error.args else None
+    return isinstance(message, str) and "out of memory" in message
 
 
 def _settings_for(clock: TrainingClock) -> list[BatchSetting]:

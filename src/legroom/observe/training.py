@@ -121,7 +121,8 @@ class TrainingClock:
         self._model_was_called = True
         if self.is_training is None or any(True for _ in model.parameters()):
             self.is_training = model.training  # a loss without parameters stays in training mode
-        self.passes.model_called(model)
+        args = tuple(args)
+        self.passes.model_called(model, args)
         shape = next((each.shape for each in args if isinstance(each, torch.Tensor)), None)
         if shape is None:
             self.input_shapes = None

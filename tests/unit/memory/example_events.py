@@ -109,6 +109,7 @@ _values: dict[Any, st.SearchStrategy[Any]] = {
     bool | None: st.none() | st.booleans(),
     tuple[str, ...] | None: st.none() | st.lists(_texts, max_size=3).map(tuple),
     tuple[int, ...]: st.lists(_sizes, max_size=3).map(tuple),
+    tuple[str, ...]: st.lists(_texts, max_size=3).map(tuple),
     tuple[tuple[int, str], ...]: st.lists(st.tuples(_sizes, _texts), max_size=3).map(tuple),
     LeakKind: st.sampled_from(get_args(LeakKind)),
     LeakHolder: st.sampled_from(get_args(LeakHolder)),

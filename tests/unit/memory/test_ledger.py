@@ -416,4 +416,4 @@ def test_a_training_loop_with_a_leak_grows() -> None:
 
 def test_the_peak_outside_the_optimizer_omits_the_tensors_of_its_step() -> None:
     stream = [alloc(1, 300), Free(0.0, 1), alloc(2, 100), alloc(3, 500, phase=Phase.OPTIMIZER), oom()]
-    assert Ledger(stream).peak_outside_optimizer() == 300
+    assert Ledger(stream).peak_in((Phase.FORWARD, Phase.BACKWARD, Phase.OTHER)) == 300

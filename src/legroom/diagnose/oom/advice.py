@@ -16,9 +16,15 @@ from legroom.findings import Finding
 RULES: tuple[Rule, ...] = (
     saving_advice.operation_larger_than_device,
     saving_advice.weights_do_not_fit,
+    retention_advice.broadcast_by_mistake,
+    retention_advice.retry_while_handling,
     retention_advice.grows_each_step,
     retention_advice.earlier_steps_graph,
     retention_advice.evaluates_with_gradients,
+    retention_advice.untrained_model,
+    retention_advice.untrained_parameters,
+    retention_advice.large_tensors_in_source,
+    retention_advice.checkpoint_on_device,
     retention_advice.retained_by_container,
     retention_advice.retained_by_variable,
     retention_advice.gradients_during_forward,
@@ -28,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.others_on_device,
     saving_advice.optimizer_temporaries,
     saving_advice.optimizer_state_does_not_fit,
+    saving_advice.attention_weights,
     saving_advice.smaller_batch,
     saving_advice.autocast,
     saving_advice.large_sample,
@@ -39,8 +46,10 @@ RULES: tuple[Rule, ...] = (
 NEGLIGIBLE = 0.1
 """A change that saves less than this fraction of the missing memory is listed last."""
 _BLOCKING_CODES = ("LG601", "LG602")
+_MISTAKE_CODES = ("LG106", "LG615")
+"""Changes that come first even if they do not free enough memory, because other changes would hide the mistake."""
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
-_SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
+_SMALLER_GRAPH_CODES = ("LG603", "LG616", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:
@@ -63,6 +72,8 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     # The output of a layer grows with the batch size. Other operations may broadcast by mistake.
     if finding.code == "LG601" and evidence.setting is not None and evidence.oom.module:
         return (0 if evidence.is_single_sample else 4), 0, effort
+    if finding.code in _MISTAKE_CODES:
+        return 1, -finding.saves, effort
     if finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits"):
         return 0, 0, effort
     if finding.code == "LG603" and evidence.has_whole_input:
@@ -87,8 +98,9 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
         return 7, -finding.saves, effort
     if not finding.evidence.get("fits", True):
         is_uncertain = True
-    if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):
+    saves = finding.evidence.get("saves_in_pass", finding.saves)
+    if is_uncertain or saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort
-    if not finding.code.startswith(("LG1", "LG2")):
+    if not finding.code.startswith(("LG1", "LG2", "LG3")):
         return 3, 0, effort
     return 1 if grows else 2, -finding.saves, effort

@@ -5,16 +5,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.diagnose.oom.batch_change import choose_setting
 from legroom.diagnose.oom.recognize import classify
-from legroom.diagnose.oom.static_evidence import evaluates_with_gradients
+from legroom.diagnose.oom.static_evidence import evaluates_with_gradients, find_causes
 from legroom.diagnose.report.device_memory import budget_of, free_at
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.findings import Finding
 from legroom.memory.allocator.settings import LARGE_SEGMENT
-from legroom.memory.annotations import LiveOptimizer, ProgramState
+from legroom.memory.annotations import (
+    BroadcastTensors,
+    HandledError,
+    LiveOptimizer,
+    ModelCall,
+    ProgramState,
+)
 from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder, Oom, Step
 from legroom.memory.state import State
@@ -23,6 +29,9 @@ from legroom.observe.source.files import is_in_loop
 from legroom.observe.source.forward_calls import ForwardCalls, forward_calls
 from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
+
+if TYPE_CHECKING:
+    from legroom.diagnose.lint.finding import LintFinding
 
 MIN_PROGRESS = 1e-6
 """A smaller fraction of a forward pass can only come from a damaged capture."""
@@ -44,11 +53,13 @@ class Evidence:
     steps: Sequence[Step] = ()
     peak: int = 0
     """The peak of the allocated bytes on the device before the failure."""
-    peak_outside_optimizer: int = 0
-    """The peak before a failure in an optimizer step, without optimizer steps."""
+    peak_in: Callable[..., int] = lambda *phases: 0
+    """Returns the peak in the given phases before the failure."""
     spills: bool = False
     expandable_segments: bool = False
     """Whether the run used the allocator setting `expandable_segments:True`."""
+    earlier_oom: Oom | None = None
+    """The preceding out-of-memory error of the run."""
 
     def live_bytes(self, *categories: Category) -> int:
         return sum(self._by_category.get(category, 0) for category in categories)
@@ -86,6 +97,26 @@ class Evidence:
     @cached_property
     def optimizers(self) -> list[LiveOptimizer]:
         return [each for each in self.details if isinstance(each, LiveOptimizer)]
+
+    @cached_property
+    def model_calls(self) -> list[ModelCall]:
+        """The forward passes with gradients since the last backward pass, oldest first."""
+        return [each for each in self.details if isinstance(each, ModelCall)]
+
+    @property
+    def handled_error(self) -> HandledError | None:
+        return next((each for each in self.details if isinstance(each, HandledError)), None)
+
+    @property
+    def broadcasts(self) -> list[BroadcastTensors]:
+        return [each for each in self.details if isinstance(each, BroadcastTensors)]
+
+    def causes(self, *codes: str) -> "list[LintFinding]":
+        """Return what the linter finds in the user's files that allocated memory or called models, in the order of the
+        codes."""
+        frames = [self.model_call, self.oom.frame, *(each.frame for each in self.state.live)]
+        files = dict.fromkeys(each.file for each in frames if each is not None)
+        return find_causes([*files, *dict.fromkeys(each.file for each in self.model_calls)], codes)
 
     @cached_property
     def evaluates(self) -> bool:
@@ -129,9 +160,16 @@ class Evidence:
 
     @property
     def is_single_sample(self) -> bool:
-        """True if the last batch contains one sample, so a smaller batch is not possible."""
+        """True if the last batch contains one sample, so a smaller batch is not possible. Without a loader, the first
+        dimension of the model's input must always have the size 1.
+        """
         program = self.program
-        return program is not None and program.batch_size is not None and program.samples == 1
+        if program is None:
+            return False
+        if program.batch_size is not None:
+            return program.samples == 1
+        shapes = program.first_input_shape, program.input_shape
+        return self._possible_setting is None and all(len(each) > 1 and each[0] == 1 for each in shapes)
 
     @cached_property
     def setting(self) -> BatchSetting | None:
@@ -279,12 +317,19 @@ class Evidence:
 
         In the first iteration, these passes ran without optimizer state.
         """
-        needed = self.peak_outside_optimizer
-        if self.oom.step < max(len(self.optimizers), 1):
-            needed += self.optimizer_state
-            if self.resets_gradients_late and not resets_gradients_first:
-                needed += self.live_bytes(Category.GRADIENT)
-        return needed
+        forward, whole = self._peaks_outside_optimizer
+        if self.oom.step >= max(len(self.optimizers), 1):
+            return whole
+        needed = whole
+        if self.resets_gradients_late and not resets_gradients_first:
+            needed = max(whole, forward + self.live_bytes(Category.GRADIENT))
+        return needed + self.optimizer_state
+
+    @cached_property
+    def _peaks_outside_optimizer(self) -> tuple[int, int]:
+        """The peak before the backward pass, and the peak of the forward and the backward pass."""
+        forward = self.peak_in(Phase.FORWARD, Phase.OTHER)
+        return forward, max(forward, self.peak_in(Phase.BACKWARD))
 
     @property
     def unusable(self) -> int:
@@ -436,6 +481,16 @@ class Evidence:
             return False
         first, last = program.first_input_shape, program.input_shape
         return len(first) == len(last) and first[0] >= last[0] and prod(last) > prod(first) * 1.1
+
+    @property
+    def is_after_training(self) -> bool:
+        """True if an operation failed that records a graph, but that belongs to no forward pass of a model. For
+        example, the program may compute statistics of the weights after the last step.
+        """
+        if self.oom.phase is not Phase.FORWARD or not self.steps or not self.model_calls:
+            return False
+        called = max(each.started for each in self.model_calls)
+        return any(each.phase is Phase.BACKWARD and each.time > called for each in self.state.live)
 
     @property
     def is_unfinished(self) -> bool:

@@ -3,12 +3,20 @@
 Each rule requires evidence that a correct training loop does not show. Amounts below a threshold are not reported.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from legroom.diagnose.oom.batch_change import BatchChange, smaller_setting
-from legroom.diagnose.oom.evidence import Evidence, bytes_of, heaviest_frame, location, stem_of
-from legroom.diagnose.report.growing_lines import describe_holder
+from legroom.diagnose.oom.evidence import (
+    MIN_PROGRESS,
+    Evidence,
+    bytes_of,
+    heaviest_frame,
+    location,
+    stem_of,
+)
+from legroom.diagnose.report.growing_lines import Leak, describe_holder
 from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
@@ -29,11 +37,17 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
         if not leak.bytes_per_step or leak.on_host:
             continue  # uses no device memory
         size = evidence.retained_by(leak)
+        owner, fix = _growing_owner(evidence, leak, size), leak.advice
+        if owner is not None:
+            size = owner.bytes
+            name = owner.path.partition(" ")[0]
+            fix += f" Other attributes of `{name}` grow as well. It retains {format_size(size)}."
         yield Finding(
             code=leak.code,
             message=f"Memory grows by {format_size(leak.bytes_per_step)} per step and has reached "
-            f"{format_size(size)}." + (f" {leak.holder}." if leak.holder and leak.name else ""),
-            fix=leak.advice,
+            f"{format_size(evidence.retained_by(leak))}."
+            + (f" {leak.holder}." if leak.holder and leak.name else ""),
+            fix=fix,
             file=leak.file,
             line=leak.line,
             bytes=size,
@@ -42,27 +56,218 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
-    old = list(filter(evidence.is_earlier, evidence.live(Category.ACTIVATION)))
+def _growing_owner(evidence: Evidence, leak: Leak, size: int) -> Holder | None:
+    """Return the object whose attribute grows, if it retains much more memory of earlier steps than this attribute."""
+    name = leak.name.partition(" ")[0].rpartition(".")[0]
+    transient = evidence.live(Category.RESULT, Category.TEMPORARY, Category.INPUT, Category.ACTIVATION)
+    old = bytes_of(list(filter(evidence.is_earlier, transient)))
+    for holder in evidence.holders if name not in ("", "self") else ():
+        if holder.path.partition(" ")[0] == name and size * 1.3 <= holder.bytes <= old * 1.05:
+            return holder
+    return None
+
+
+def retry_while_handling(evidence: Evidence) -> Iterator[Finding]:
+    """Report memory that an `except` block retains, because it handles an earlier out-of-memory error."""
+    handled, earlier = evidence.handled_error, evidence.earlier_oom
+    if handled is None or earlier is None or earlier.device != evidence.oom.device:
+        return
+    transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.GRADIENT)
+    old = [each for each in transient if each.time < earlier.time and each.step == evidence.oom.step]
     size = bytes_of(old)
-    reported = any(
-        leak.kind == "graph" or evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks
-    )
-    if (
-        reported
-        or size < evidence.oom.allocated * 0.05
-        or any(size * 0.9 <= each.bytes for each in _containers(evidence))
-    ):
-        return  # another finding already names the holder
+    if not size:
+        return
     yield Finding(
-        code="LG104",
-        message=f"Activations from earlier steps are still alive: {format_size(size)}.",
-        fix="Release the old graph before the next forward pass: remove `retain_graph=True`, detach the "
-        "hidden state, or `del` the output that still refers to the graph (or store `output.detach().clone()`).",
-        **location(heaviest_frame(old)),
+        code="LG106",
+        message=f"{format_size(size)} of the failed attempt is still alive during the retry.",
+        fix="Retry after the `except` block instead of inside the block, where the exception retains the tensors of the "
+        "failed attempt.",
+        file=handled.file,
+        line=handled.line,
         bytes=size,
         saves=size,
     )
+
+
+def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
+    """Report the graphs of earlier steps, and the graphs that a backward pass of this step was told to retain. The
+    latter are reported only if the linter finds that no other backward pass uses them.
+    """
+    activations = evidence.live(Category.ACTIVATION)
+    old = list(filter(evidence.is_earlier, activations))
+    size = bytes_of(old)
+    known = any(leak.kind == "graph" or evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks)
+    if known or any(size * 0.9 <= each.bytes for each in _containers(evidence)):
+        return  # another finding already names the holder
+    codes = ("LG119", "LG104", "LG108") if size >= evidence.oom.allocated * 0.05 else ("LG108",)
+    if codes == ("LG108",):
+        backward = next((each.time for each in evidence.allocations() if each.phase is Phase.BACKWARD), 0.0)
+        old = [each for each in activations if each.time < backward]
+        size = bytes_of(old)
+        if size < evidence.oom.allocated * 0.1:
+            return
+    cause = next(iter(evidence.causes(*codes)), None)
+    if cause is not None:
+        yield _with_amount(
+            cause, size, f"{format_size(size)} of activations from earlier passes are still alive."
+        )
+    elif len(codes) > 1:
+        yield Finding(
+            code="LG104",
+            message=f"Activations from earlier steps are still alive: {format_size(size)}.",
+            fix="Release the old graph before the next forward pass: remove `retain_graph=True`, detach the "
+            "hidden state, or `del` the output that still refers to the graph (or store `output.detach().clone()`).",
+            **location(heaviest_frame(old)),
+            bytes=size,
+            saves=size,
+        )
+
+
+def _with_amount(cause: Finding, size: int, amount: str) -> Finding:
+    """Return a finding of the linter as advice."""
+    return Finding(
+        code=cause.code,
+        message=amount,
+        fix=f"{cause.message}. {cause.fix}.",
+        file=cause.file,
+        line=cause.line,
+        bytes=size,
+        saves=size,
+    )
+
+
+def untrained_model(evidence: Evidence) -> Iterator[Finding]:
+    """Report a model that no optimizer updates, such as a teacher, but that saves activations for its own gradients."""
+    trained = sum(each.trainable_bytes for each in evidence.optimizers)
+    calls = sorted(evidence.model_calls, key=lambda each: each.started)
+    if not trained or evidence.evaluates:
+        return
+    sizes: Counter[tuple[str, Frame]] = Counter()
+    in_pass: Counter[tuple[str, Frame]] = Counter()
+    for call, following in zip(calls, [*(each.started for each in calls[1:]), math.inf], strict=False):
+        # An optimizer may update copies of the parameters, for example in float32.
+        is_copied = (
+            abs(call.trainable_bytes - trained) <= trained * 0.01 or call.trainable_bytes * 2 == trained
+        )
+        if (
+            call.trained_bytes
+            or not call.trainable_bytes
+            or call.input_requires_grad is not False
+            or is_copied
+        ):
+            continue
+        activations = evidence.live(Category.ACTIVATION)
+        size = bytes_of([each for each in activations if call.started <= each.time < following])
+        whole = size
+        if following == math.inf and evidence.oom.phase is Phase.FORWARD:
+            whole = int(size / max(evidence.progress or 1.0, MIN_PROGRESS))
+        place = call.model, Frame(call.file, call.line, call.function)
+        sizes[place] += size
+        in_pass[place] += whole
+    for (model, frame), size in sizes.most_common(1):
+        if size < evidence.oom.allocated * 0.1:
+            return
+        yield Finding(
+            code="LG201",
+            message=f"This call saves {format_size(size)} of activations that no backward pass needs.",
+            fix=f"Call this `{model}` in `with torch.no_grad():`, or freeze it with `requires_grad_(False)`, because no "
+            "optimizer updates it.",
+            **location(frame),
+            bytes=size,
+            saves=size,
+            evidence={"saves_in_pass": in_pass[model, frame]},
+        )
+
+
+def untrained_parameters(evidence: Evidence) -> Iterator[Finding]:
+    """Report parts of a model that no optimizer updates, such as a pretrained backbone that is not frozen."""
+    if not evidence.optimizers or evidence.evaluates:
+        return
+    for call in evidence.model_calls:
+        if not call.trained_bytes or not call.untrained or call.input_requires_grad is not False:
+            continue
+        parts = tuple(f"{each}." for each in call.untrained)
+        trained = [
+            each
+            for each in evidence.live(Category.ACTIVATION)
+            if each.module and not f"{each.module}.".startswith(parts)
+        ]
+        start = min((each.time for each in trained), default=math.inf)
+        unused = [
+            each
+            for each in evidence.live(Category.ACTIVATION, Category.GRADIENT)
+            if f"{each.module}.".startswith(parts)
+            and (each.time < start or each.category is Category.GRADIENT)
+        ]
+        size = bytes_of(unused)
+        if size < evidence.oom.allocated * 0.1:
+            continue
+        names = [f"`{each}`" for each in call.untrained[:3]] + ["…"] * (len(call.untrained) > 3)
+        cause = next(iter(evidence.causes("LG123")), None)
+        frame = Frame(call.file, call.line, call.function)
+        yield Finding(
+            code="LG123",
+            message=f"Gradients and activations that no optimizer uses need {format_size(size)}.",
+            fix=f"Freeze {', '.join(names)} of `{call.model}` before the training with `requires_grad_(False)`, because "
+            "no optimizer updates their parameters.",
+            **(location(frame) if cause is None else {"file": cause.file, "line": cause.line}),
+            bytes=size,
+            saves=size,
+        )
+        return
+
+
+_COMBINES = ("add", "sub", "rsub", "mul", "div", "pow", "maximum", "minimum", "loss", "where", "atan2", "abs", "cross_entropy")  # fmt: skip
+_PRODUCTS = ("mm", "bmm", "addmm", "matmul", "baddbmm", "cdist")
+
+
+def broadcast_by_mistake(evidence: Evidence) -> Iterator[Finding]:
+    """Report an operation on variables of the shapes `(n, 1)` and `(n,)`, with a result of the shape `(n, n)`."""
+    oom = evidence.oom
+    for pair in evidence.broadcasts:
+        squares = range(pair.bytes, pair.bytes + 512)
+        created = [each for each in evidence.allocations() if each.step == oom.step and each.bytes in squares]
+        is_request = oom.requested in squares
+        first = created[-1] if created else None  # the latest allocation comes first
+        op = (oom.op if first is None else first.op).rpartition(".")[2]
+        if any(each.op.rpartition(".")[2] in _PRODUCTS for each in created):
+            continue
+        if not (first or is_request) or not any(each in op for each in _COMBINES):
+            continue
+        alive = [each for each in evidence.state.live if each.bytes in squares]
+        size = bytes_of(alive) + oom.requested * is_request
+        if size < oom.allocated * 0.1:
+            continue
+        n = pair.samples
+        yield Finding(
+            code="LG615",
+            message=f"This operation compares each sample with all others, and its result needs {format_size(pair.bytes)}.",
+            fix=f"Give `{pair.column}` and `{pair.row}` the same shape, for example with `{pair.column}.squeeze(1)`. Their "
+            f"shapes ({n}, 1) and ({n},) broadcast to ({n}, {n}).",
+            **location(oom.frame if first is None else first.frame),
+            bytes=size,
+            saves=size,
+            evidence={"variables": [pair.column, pair.row], "samples": n},
+        )
+        return
+
+
+def large_tensors_in_source(evidence: Evidence) -> Iterator[Finding]:
+    """Report lines whose results the linter finds to be larger than necessary."""
+    for cause in evidence.causes("LG311", "LG312"):
+        lines = range(cause.line or 0, getattr(cause, "end_line", 0) + 1)
+        size = bytes_of(
+            [
+                each
+                for each in evidence.state.live
+                if each.frame is not None and each.frame.file == cause.file and each.frame.line in lines
+            ]
+        )
+        if evidence.oom.frame is not None and evidence.oom.frame.line in lines:
+            size += evidence.oom.requested
+        if size >= evidence.oom.allocated * 0.2:
+            yield _with_amount(cause, size, f"This line uses {format_size(size)}.")
+            return
 
 
 def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
@@ -110,20 +315,43 @@ def _may_train(evidence: Evidence) -> bool:
     return program.is_training is True and bool(evidence.optimizers)
 
 
+def checkpoint_on_device(evidence: Evidence) -> Iterator[Finding]:
+    """Report a checkpoint that was loaded to the device, and that a variable still retains."""
+    for cause in evidence.causes("LG301"):
+        place = (cause.file, cause.line)
+        loaded = [each for each in evidence.state.live if each.frame is not None and each.frame[:2] == place]
+        for holder in evidence.holders:
+            freed = holder.bytes - holder.shared_bytes
+            is_container = " item" in holder.path
+            if (
+                is_container
+                and freed >= evidence.oom.allocated * 0.05
+                and holder.bytes <= bytes_of(loaded) * 1.05
+            ):
+                amount = (
+                    f"{describe_holder(holder)} still retains {format_size(freed)} that nothing else uses."
+                )
+                yield _with_amount(cause, freed, amount)
+                return
+
+
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
     """Report a list or dict that retains a large amount of memory and does not belong to the model or the
     optimizer.
     """
     for holder in _containers(evidence):
         name = holder.path.partition(" ")[0]
+        freed = holder.bytes - holder.shared_bytes
+        fix = f"Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in `{name}`, or clear the variable after use."
+        if holder.bytes <= _bytes_of_copies(evidence) * 1.05:
+            fix = f"Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file."
         yield Finding(
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
-            fix=f"Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in `{name}`, or clear the "
-            "variable after use.",
+            fix=fix,
             **location(holder.frame),
             bytes=holder.bytes,
-            saves=holder.bytes - holder.shared_bytes,
+            saves=freed,
         )
         return
 
@@ -160,10 +388,15 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
 
 def _bytes_of_copies(evidence: Evidence) -> int:
     """Return the size of the weights that were created in earlier steps, such as the states of a model that are saved
-    in every epoch, or the models of earlier folds.
+    in every epoch, and of the weights that an earlier optimizer has trained, such as the models of earlier folds.
     """
     weights = evidence.live(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
-    return bytes_of([each for each in weights if each.step > 0 and evidence.is_earlier(each)])
+    copies = bytes_of([each for each in weights if each.step > 0 and evidence.is_earlier(each)])
+    trainable = sum(each.trainable_bytes for each in evidence.optimizers)
+    gradients = [each for each in weights if each.category is Category.GRADIENT and evidence.is_earlier(each)]
+    if trainable and evidence.live_bytes(Category.GRADIENT) > trainable * 1.05:
+        copies = max(copies, 2 * bytes_of(gradients))
+    return copies
 
 
 def _is_intermediate(holder: Holder) -> bool:
@@ -220,6 +453,8 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
         return  # gradients of the other model, or accumulated gradients
     evaluates = evidence.evaluates or _batches_since_backward(evidence)[0] >= EVALUATION_BATCHES
     when = "evaluation" if evaluates else "this forward pass"
+    if evidence.is_after_training:
+        evaluates, when = True, "this operation, after the training"
     fix = (
         "Call `optimizer.zero_grad(set_to_none=True)` after training."
         if evaluates
@@ -245,7 +480,13 @@ def _batch_without_old_gradients(evidence: Evidence, gradients: int) -> tuple[Ba
     The backward pass allocates new gradients while it frees activations. About three quarters of the gradients are
     expected to exist at its peak.
     """
-    fixed = evidence.oom.allocated - gradients - evidence.scaling_in_use + gradients * 3 // 4
+    oom = evidence.oom
+    if len(evidence.steps) == 1 and evidence.fitted_before:
+        # The first forward pass ran without old gradients.
+        first = evidence.steps[0].peak_allocated + evidence.live_bytes(Category.OPTIMIZER_STATE)
+        if oom.allocated + oom.requested - gradients <= first:
+            return None, True
+    fixed = oom.allocated - gradients - evidence.scaling_in_use + gradients * 3 // 4
     available = evidence.budget - evidence.unusable - fixed
     if evidence.scaling <= available:
         return None, True

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from legroom.diagnose.oom.batch_change import BatchChange, evaluation_setting, smaller_setting
-from legroom.diagnose.oom.evidence import Evidence, bytes_of, constructor, location
+from legroom.diagnose.oom.evidence import MIN_PROGRESS, Evidence, bytes_of, constructor, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
 from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer
 from legroom.memory.event_base import Category, Phase
 from legroom.memory.events import Alloc, Oom
+from legroom.observe.source.attention import attention_lines
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
@@ -349,9 +350,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     the batch size is suggested.
     """
     oom = evidence.oom
-    if oom.phase is Phase.OTHER and not (
-        evidence.live_bytes(Category.ACTIVATION) or evidence.is_moving_batch
-    ):
+    outside = oom.phase is Phase.OTHER or evidence.is_after_training
+    if outside and not (evidence.live_bytes(Category.ACTIVATION) or evidence.is_moving_batch):
         return
     fixed = evidence.fixed + bytes_of(evidence.datasets)
     if oom.phase is Phase.OPTIMIZER:
@@ -452,23 +452,32 @@ def _normalizes(evidence: Evidence) -> bool:
 
 
 def large_sample(evidence: Evidence) -> Iterator[Finding]:
-    """Suggest smaller inputs for an evaluation that processes one sample at a time."""
-    oom = evidence.oom
-    if not (evidence.saves_nothing and evidence.is_single_sample) or oom.requested > evidence.budget:
+    """Suggest smaller inputs for a program that processes one sample at a time."""
+    oom, program = evidence.oom, evidence.program
+    if not evidence.is_single_sample or program is None or oom.requested > evidence.budget:
+        return
+    if not evidence.saves_nothing and not evidence.has_varying_input:
         return
     in_use = evidence.scaling_in_use
     if evidence.scaling_so_far < evidence.budget * 0.2:
         return
-    fix = (
-        "Process smaller inputs: resize or crop the sample, or split it into tiles and run the model on one tile at a "
-        "time. Tiles of half the size need about half the memory. For convolutions, let the tiles overlap."
-    )
-    if oom.op in _WITH_IN_PLACE_FORM:
-        fix = f"Use the in-place form of this operation, for example `nn.ReLU(inplace=True)`. {fix}"
+    if evidence.saves_nothing:
+        fix = (
+            "Process smaller inputs: resize or crop the sample, or split it into tiles and run the model on one tile at "
+            "a time. Tiles of half the size need about half the memory. For convolutions, let the tiles overlap."
+        )
+        if oom.op in _WITH_IN_PLACE_FORM:
+            fix = f"Use the in-place form of this operation, for example `nn.ReLU(inplace=True)`. {fix}"
+        message = f"The evaluation runs one sample at a time, so a smaller batch is not possible. This operation needs {format_size(oom.requested)} for its result, in addition to {format_size(in_use)} of inputs and results."
+    else:
+        fix = (
+            "Limit the size of the samples: truncate, crop or split them. This input has the shape "
+            f"{program.input_shape}, and the first input had the shape {program.first_input_shape}."
+        )
+        message = f"The batch has one sample, so a smaller batch is not possible. This sample uses {format_size(in_use)}."
     yield Finding(
         code="LG614",
-        message=f"The evaluation runs one sample at a time, so a smaller batch is not possible. This operation needs "
-        f"{format_size(oom.requested)} for its result, in addition to {format_size(in_use)} of inputs and results.",
+        message=message,
         fix=fix,
         **location(oom.frame),
         bytes=in_use + oom.requested,
@@ -480,6 +489,50 @@ _WITH_IN_PLACE_FORM = frozenset({
     "aten.relu", "aten.leaky_relu", "aten.silu", "aten.elu", "aten.hardswish", "aten.hardtanh", "aten.sigmoid",
     "aten.tanh", "aten.dropout", "aten.clamp_min", "aten.threshold",
 })  # fmt: skip
+
+
+def attention_weights(evidence: Evidence) -> Iterator[Finding]:
+    """Suggest a fused attention for a function that stores the scores of all pairs of positions."""
+    oom = evidence.oom
+    if oom.phase not in (Phase.FORWARD, Phase.BACKWARD):
+        return
+    kinds = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
+    forward = [each for each in evidence.live(*kinds) if each.frame is not None]
+    frames = [each.frame for each in forward if each.op == "aten._softmax"]
+    for frame in dict.fromkeys([*frames, oom.frame]):
+        lines = attention_lines(frame) if frame is not None else None
+        if frame is None or lines is None:
+            continue
+        inside = [
+            each
+            for each in forward
+            if each.frame and each.frame.file == frame.file and each.frame.line in lines
+        ]
+        is_inside = oom.frame is not None and oom.frame.file == frame.file and oom.frame.line in lines
+        scores = max(
+            (each.block_bytes for each in inside if each.op == "aten._softmax"), default=oom.requested
+        )
+        # The queries, keys and values are smaller than the scores.
+        size = bytes_of([each for each in inside if each.block_bytes * 4 >= scores])
+        size += oom.requested * (is_inside and oom.requested * 4 >= scores)
+        needed = (
+            int(size / max(evidence.step_progress or 1.0, MIN_PROGRESS))
+            if oom.phase is Phase.FORWARD
+            else size
+        )
+        if size < (oom.allocated + oom.requested) * 0.5:
+            continue
+        yield Finding(
+            code="LG616",
+            message=f"The attention scores of all pairs of positions use {format_size(size)}.",
+            fix="Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not "
+            "store the scores. Their size grows with the square of the sequence length.",
+            **location(frame),
+            bytes=size,
+            saves=size,
+            evidence={"saves_in_pass": needed},
+        )
+        return
 
 
 def autocast(evidence: Evidence) -> Iterator[Finding]:

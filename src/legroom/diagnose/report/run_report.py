@@ -440,9 +440,10 @@ def _oom_report(
         arguments=command.arguments,
         steps=ledger.steps(event.device),
         peak=ledger.peak(event.device).bytes,
-        peak_outside_optimizer=ledger.peak_outside_optimizer(last) if event.phase is Phase.OPTIMIZER else 0,
+        peak_in=lambda *phases: ledger.peak_in(phases, last),
         spills=any(option.startswith("--spill") for option in command.options),
         expandable_segments=settings is not None and settings.expandable_segments,
+        earlier_oom=ledger.ooms()[last - 1] if last else None,
     )
     return OomReport(
         event=event,

@@ -416,6 +416,7 @@ _CHECKS: dict[Any, Callable[[Any], Any]] = {
     int | None: _optional(_integer),
     str | None: _optional(_text),
     bool | None: _optional(_flag),
+    tuple[str, ...]: _texts,
     tuple[str, ...] | None: _optional(_texts),
     tuple[int, ...]: _integers,
     tuple[tuple[int, str], ...]: _numbered_lines,

@@ -57,7 +57,7 @@ from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
 from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
 from legroom.observe.graph_traces import graphs_are_traced_without_modes, is_tracing_graph
 from legroom.observe.profiler_labels import labels_only_while_profiling
-from legroom.observe.training import TrainingClock
+from legroom.observe.training import TrainingClock, live_optimizers
 
 
 class Recorder:
@@ -519,10 +519,7 @@ class Recorder:
         self.allocations.end_step(step, seconds)
 
     def update_categories(self, tensors: Iterable[torch.Tensor], by_holder: Mapping[int, Category]) -> None:
-        known = (reference() for reference in self.clock.optimizers)
-        self.categories.update(
-            tensors, [optimizer for optimizer in known if optimizer is not None], by_holder
-        )
+        self.categories.update(tensors, live_optimizers(), by_holder)
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
         return self.placement.device_of(tensor)

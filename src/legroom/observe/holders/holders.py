@@ -131,7 +131,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
     by_variables: dict[int, int] = {}
     by_calls: dict[Frame, dict[int, int]] = {}
     lines, backward_line = user_lines(frame)
-    by_tensors: set[int] = set()
+    by_others: set[int] = set()
     containers: list[tuple[int, dict[int, int]]] = []
     retained = RetainedStorages(measure, every_reference=every_holder)
     namespaces: set[int] = set()
@@ -141,8 +141,8 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
         where = Frame(user_frame.f_code.co_filename, user_frame.f_lineno or 0, user_frame.f_code.co_name)
         for name, value in _named_values(variables, with_attributes=not is_library):
             storages = retained.by(value)
-            if isinstance(value, torch.Tensor):
-                by_tensors.update(storages)
+            if isinstance(value, (torch.Tensor, torch.optim.Optimizer)):
+                by_others.update(storages)
             if is_library:
                 by_calls.setdefault(where, {}).update(storages)
             elif storages:
@@ -169,7 +169,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
             holders.append(holder)
             by_variables.update(storages)
     for position, storages in containers:
-        shared = sum(size for key, size in storages.items() if key in by_tensors)
+        shared = sum(size for key, size in storages.items() if key in by_others)
         holders[position] = holders[position]._replace(shared_bytes=shared)
     retained.by(_tensors_with_graphs())
     if by_guards.keys() - by_variables.keys():
