@@ -9,8 +9,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from legroom.memory.annotations import FoundSetting, LiveOptimizer, ProgramState
-from legroom.memory.events import Event
+from legroom.memory.annotations import (
+    BroadcastTensors,
+    FoundSetting,
+    HandledError,
+    LiveOptimizer,
+    ModelCall,
+    ProgramState,
+)
+from legroom.memory.events import Event, Oom
 from legroom.observe.program_state import follow_settings, program_state
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.training import TrainingClock
@@ -107,3 +114,123 @@ def test_settings_of_the_script_follow_the_failure(monkeypatch: pytest.MonkeyPat
         follow_settings(None)
     found = [each for each in events if isinstance(each, FoundSetting)]
     assert [(each.name, each.value, each.is_given) for each in found] == [("--batch-size", 4, True)]
+
+
+def events_of(kind: type, action: Any, memory: str = "64MiB") -> list[Any]:
+    """Return the events of one kind that follow the last out-of-memory error of a function on a virtual GPU."""
+    events: list[Event] = []
+    with VirtualGPU(memory, sink=events.append), contextlib.suppress(torch.OutOfMemoryError):
+        action()
+    last = max(index for index, each in enumerate(events) if isinstance(each, Oom))
+    return [each for each in events[last:] if isinstance(each, kind)]
+
+
+def fill() -> torch.Tensor:
+    return torch.empty(128 << 20, device="cuda")
+
+
+def test_a_retry_in_an_except_block_is_recorded_with_its_line() -> None:
+    def train() -> None:
+        try:
+            fill()
+        except RuntimeError:
+            fill()  # the line of the retry
+
+    (handled,) = events_of(HandledError, train)
+    lines, first = inspect.getsourcelines(train)
+    assert (handled.function, lines[handled.line - first].strip()) == (
+        "train",
+        "fill()  # the line of the retry",
+    )
+
+
+@pytest.mark.parametrize("cause", ["another error", "after the block"])
+def test_only_out_of_memory_errors_that_are_being_handled_are_recorded(cause: str) -> None:
+    def train() -> None:
+        failed = False
+        try:
+            if cause == "another error":
+                raise ValueError("out of memory")  # the type is not a RuntimeError
+            fill()
+        except ValueError:
+            fill()
+        except RuntimeError:
+            failed = True
+        if failed:
+            fill()
+
+    assert events_of(HandledError, train) == []
+
+
+def test_an_error_that_another_error_replaced_still_retains_its_tensors() -> None:
+    def train() -> None:
+        try:
+            try:
+                fill()
+            except RuntimeError as error:
+                raise ValueError("failed") from error
+        except ValueError:
+            fill()
+
+    (handled,) = events_of(HandledError, train)
+    assert handled.function == "train"
+
+
+def test_calls_since_the_last_backward_pass_are_recorded_with_what_is_trained() -> None:
+    def train() -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).cuda()
+        teacher = nn.Linear(8, 4).cuda()
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        x = torch.ones(2, 8, device="cuda")
+        model(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(x)
+        teacher(model[0](x))
+        model(x)
+        fill()
+
+    calls = events_of(ModelCall, train)
+    assert [(each.model, each.untrained, each.input_requires_grad) for each in calls] == [
+        ("Linear", ("",), False),
+        ("Linear", ("",), True),
+        ("Sequential", ("0",), False),
+    ]
+    assert [each.trained_bytes for each in calls] == [0, 0, 4 * (8 * 4 + 4)]
+    assert calls[0].started < calls[1].started < calls[2].started < calls[0].time
+
+
+def test_the_calls_before_a_backward_pass_stay_known_until_the_next_call() -> None:
+    def train() -> None:
+        model = nn.Linear(8, 4).cuda()
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        fill()
+
+    assert len(events_of(ModelCall, train)) == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "found"),
+    [((256, 1), (256,), True), ((256, 1), (128,), False), ((256, 2), (256,), False), ((8, 1), (8,), False)],
+)
+def test_variables_that_broadcast_to_a_square_are_recorded(column: Any, row: Any, found: bool) -> None:
+    def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return fill()
+
+    def train() -> None:
+        loss(torch.ones(column, device="cuda"), torch.ones(row, device="cuda"))
+
+    pairs = [
+        (each.column, each.row, each.samples, each.bytes, each.function)
+        for each in events_of(BroadcastTensors, train)
+    ]
+    assert pairs == ([("prediction", "target", 256, 256 * 256 * 4, "loss")] if found else [])
+
+
+def test_arguments_of_a_loss_function_of_torch_are_reported_in_the_function_that_called_it() -> None:
+    def train() -> None:
+        nn.functional.l1_loss(torch.ones(8192, 1, device="cuda"), torch.ones(8192, device="cuda"))
+
+    with pytest.warns(UserWarning, match="target size"):
+        pairs = events_of(BroadcastTensors, train)
+    assert [(each.column, each.row, each.function) for each in pairs] == [("input", "target", "train")]

@@ -3,7 +3,15 @@
 import pytest
 
 from legroom.diagnose.oom import evidence
-from legroom.memory.annotations import ForwardProgress, FoundSetting, LiveOptimizer, ProgramState
+from legroom.memory.annotations import (
+    BroadcastTensors,
+    ForwardProgress,
+    FoundSetting,
+    HandledError,
+    LiveOptimizer,
+    ModelCall,
+    ProgramState,
+)
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Category, Phase
 from legroom.observe.source.batch_setting import SIZE
@@ -1408,3 +1416,184 @@ def test_linter_decides_whether_a_line_evaluates(make_run, tmp_path, line, train
     assert (next(iter(advice)) == "LG201") is found
     if found:
         assert advice["LG201"].line == 9
+
+
+def add_call(
+    run, *, started, trained=0, trainable=40, untrained=("",), input_requires_grad=False, file="", line=5
+):
+    sizes = trainable * MiB, trained * MiB
+    run.events.append(
+        ModelCall(0.5, started, "Net", *sizes, untrained, input_requires_grad, file, line, "train")
+    )
+
+
+def out_of_memory_twice(make_run):
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.alloc(400, ACTIVATION)
+    run.oom(600)
+    run.alloc(450, ACTIVATION)
+    run.oom(100)
+    return run
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_retry_inside_an_except_block_comes_first(make_run, handles):
+    run = out_of_memory_twice(make_run)
+    if handles:
+        run.events.append(HandledError(0.5, "/project/run.py", 30, "train"))
+    advice = run.advice()
+    assert (next(iter(advice)) == "LG106") is handles
+    if handles:
+        assert (advice["LG106"].line, advice["LG106"].saves) == (30, 400 * MiB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, True),
+        ({"trained": 40}, False),
+        ({"input_requires_grad": True}, False),  # the graph leads to the model that the optimizer updates
+        ({"input_requires_grad": None}, False),
+        ({"trainable": 50}, False),  # the optimizer may update a copy of these parameters
+        ({"trainable": 0}, False),
+    ],
+)
+def test_model_that_no_optimizer_updates_needs_no_gradients(make_run, changes, found):
+    run = make_run()
+    run.alloc(150, PARAMETER)
+    run.alloc(600, ACTIVATION)
+    started = run.events[-1].time + 0.0005
+    run.alloc(200, ACTIVATION)
+    run.oom(100)
+    add_optimizer(run)
+    add_call(run, started=0.0, **changes)
+    add_call(run, started=started, trained=50, trainable=50, untrained=())
+    advice = run.advice()
+    assert (next(iter(advice)) == "LG201") is found
+    if found:
+        assert advice["LG201"].saves == 600 * MiB
+        assert "Call this `Net` in `with torch.no_grad():`" in advice["LG201"].fix
+
+
+def test_backbone_that_no_optimizer_updates_is_frozen(make_run):
+    run = make_run()
+    run.alloc(90, PARAMETER)
+    run.alloc(600, ACTIVATION, module="backbone.layers.0")
+    run.alloc(100, ACTIVATION, module="head")
+    run.alloc(
+        100, ACTIVATION, module="backbone.layers.0"
+    )  # needs the graph, because it uses the head's result
+    run.oom(200)
+    add_optimizer(run)
+    add_call(run, started=0.0, trained=50, trainable=90, untrained=("backbone",))
+    finding = run.advice()["LG123"]
+    assert finding.saves == 600 * MiB
+    assert finding.fix.startswith("Freeze `backbone` of `Net` before the training")
+
+
+@pytest.mark.parametrize(("op", "found"), [("aten.sub", True), ("aten.mm", False), ("aten.cat", False)])
+def test_broadcast_comes_before_a_smaller_batch(make_run, op, found):
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.alloc(400, ACTIVATION, op=op, line=12)
+    run.alloc(400, ACTIVATION, op="aten.abs", line=13)
+    run.oom(400, op="aten.mul", line=14)
+    run.events.append(BroadcastTensors(0.5, "pred", "target", 10_000, 400 * MiB, "/project/run.py", "loss"))
+    advice = run.advice()
+    assert (next(iter(advice)) == "LG615") is found
+    if found:
+        assert (advice["LG615"].line, advice["LG615"].saves) == (12, 1200 * MiB)
+        assert "`pred.squeeze(1)`" in advice["LG615"].fix
+
+
+CARRIED_STATE = """
+import torch
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = torch.zeros(8, 16, device="cuda")
+for x, y in loader:
+    output, state = model(x.cuda(), state)
+    loss = criterion(output, y.cuda())
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+"""
+SUMMED_LOSS = """
+import torch
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = 0
+for i, (x, y) in enumerate(loader):
+    total = total + criterion(model(x.cuda()), y.cuda()) / 8
+    if (i + 1) % 8 == 0:
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        total = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "line", "fix"),
+    [
+        (CARRIED_STATE, "LG104", 8, "Detach the state first"),
+        (SUMMED_LOSS, "LG119", 8, "Call `backward()` on the loss of each micro-batch"),
+        ("", "LG104", 10, "Release the old graph"),
+    ],
+)
+def test_linter_names_the_cause_of_an_old_graph(make_run, tmp_path, source, code, line, fix):
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.alloc(600, ACTIVATION)
+    run.end_step()
+    run.alloc(200, ACTIVATION)
+    run.oom(200)
+    run.events.append(ProgramState(0.5, True, True, 64, 64, (), (), False, 1, str(file), 8, "<module>"))
+    finding = next(iter(run.advice().values()))
+    assert (finding.code, finding.line, finding.saves) == (code, line, 600 * MiB)
+    assert fix in finding.fix
+
+
+ATTENTION = """
+def forward(self, x):
+    q, k, v = self.qkv(x).chunk(3, -1)
+    scores = q @ k.transpose(-2, -1)
+    weights = scores.softmax(-1)
+    return self.proj(weights @ v)
+"""
+
+
+@pytest.mark.parametrize(("softmax", "found"), [("softmax", True), ("sigmoid", False)])
+def test_attention_that_stores_its_scores(make_run, tmp_path, monkeypatch, softmax, found):
+    file = tmp_path / "model.py"
+    file.write_text(ATTENTION.replace("softmax", softmax))
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(50, PARAMETER, line=1)
+    run.alloc(20, ACTIVATION, line=3, op="aten.addmm")
+    run.alloc(400, ACTIVATION, line=4, op="aten.bmm")
+    run.alloc(400, ACTIVATION, line=5, op="aten._softmax")
+    run.oom(200, line=6)
+    advice = run.advice()
+    assert (next(iter(advice)) == "LG616") is found
+    if found:
+        assert (advice["LG616"].line, advice["LG616"].saves) == (5, 1000 * MiB)
+
+
+def test_a_longer_sample_than_before_is_limited_if_the_batch_has_one_sample(make_run):
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(100, ACTIVATION)
+    run.end_step()
+    run.alloc(700, ACTIVATION)
+    run.oom(200)
+    run.events.append(ProgramState(0.5, True, True, None, None, (1, 300), (1, 2400), False))
+    add_optimizer(run, trainable=50, state=0)
+    advice = run.advice()
+    assert "LG603" not in advice
+    assert "This input has the shape (1, 2400)" in advice["LG614"].fix
