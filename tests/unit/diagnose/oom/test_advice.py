@@ -1418,7 +1418,7 @@ def test_linter_decides_whether_a_line_evaluates(make_run, tmp_path, line, train
         assert advice["LG201"].line == 9
 
 
-def add_call(
+def add_model_call(
     run, *, started, trained=0, trainable=40, untrained=("",), input_requires_grad=False, file="", line=5
 ):
     sizes = trainable * MiB, trained * MiB
@@ -1467,8 +1467,8 @@ def test_model_that_no_optimizer_updates_needs_no_gradients(make_run, changes, f
     run.alloc(200, ACTIVATION)
     run.oom(100)
     add_optimizer(run)
-    add_call(run, started=0.0, **changes)
-    add_call(run, started=started, trained=50, trainable=50, untrained=())
+    add_model_call(run, started=0.0, **changes)
+    add_model_call(run, started=started, trained=50, trainable=50, untrained=())
     advice = run.advice()
     assert (next(iter(advice)) == "LG201") is found
     if found:
@@ -1486,7 +1486,7 @@ def test_backbone_that_no_optimizer_updates_is_frozen(make_run):
     )  # needs the graph, because it uses the head's result
     run.oom(200)
     add_optimizer(run)
-    add_call(run, started=0.0, trained=50, trainable=90, untrained=("backbone",))
+    add_model_call(run, started=0.0, trained=50, trainable=90, untrained=("backbone",))
     finding = run.advice()["LG123"]
     assert finding.saves == 600 * MiB
     assert finding.fix.startswith("Freeze `backbone` of `Net` before the training")
