@@ -361,7 +361,8 @@ class Evidence:
             return (
                 so_far + self.oom.requested
             )  # the next backward operation reads this result and creates another result
-        total = int(so_far / max(self.step_progress or 1.0, MIN_PROGRESS))
+        old = min(bytes_of(list(filter(self.is_earlier, self._transient))), so_far)
+        total = old + int((so_far - old) / max(self.step_progress or 1.0, MIN_PROGRESS))
         calls = self._forward_calls
         if calls is not None:
             # The backward pass starts in a model whose results may be small, and continues in the other models.
@@ -441,10 +442,14 @@ class Evidence:
 
     @property
     def scaling_in_use(self) -> int:
+        return bytes_of(self._transient)
+
+    @cached_property
+    def _transient(self) -> list[Alloc]:
         transient = self.live(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
         if self.oom.phase is Phase.OPTIMIZER:
             transient = [each for each in transient if each.phase is not Phase.OPTIMIZER]
-        return bytes_of(transient) - bytes_of(self.datasets)
+        return [each for each in transient if each not in self.datasets]
 
     @cached_property
     def datasets(self) -> list[Alloc]:
