@@ -197,7 +197,8 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
     if store.how == "item":
         if store.previous.is_tensor:  # writing into a tensor extends its graph, at any index
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
-            return store.previous.kind is not ValueKind.PARAMETER and not given
+            is_parameter = store.previous.kind is ValueKind.PARAMETER
+            return not (is_parameter or given or _depends_on_itself(program, store))
         growing = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
         return averages_itself(program, store) or (
             store.varying_key and (store.mapping or store.previous.kind in growing)
@@ -217,6 +218,18 @@ def _is_input_statistic(store: StoreFact) -> bool:
 _INPUT_NORMALIZER = re.compile(
     r"Normaliz|Normalis|Standardiz|Standardis|Scaler|MeanStd|Input|Obs(?:ervation)?"
 )
+
+
+def _depends_on_itself(program: Program, store: StoreFact) -> bool:
+    """Return True if an item is set only while it has its first value, as in `if self.params[2] < 0:`."""
+    names: set[str] = set()
+    for each in program.ancestors(store.node):
+        if isinstance(each, cst.If) and program.inside(store.node, each.body):
+            names |= names_in(each.test)
+    for known in reversed(program.stores):
+        if known.function is store.function and known.order < store.order and known.target in names:
+            names |= names_in(known.expression)
+    return not store.varying_key and store.target in names
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
