@@ -111,7 +111,7 @@ def check(program: Program) -> Iterator[Problem]:
         if store.bounded or is_length_limited(program, store):
             continue
         if is_released_elsewhere(program, store) or all(
-            is_released(program, *each)
+            _is_cleared(program, *each)
             for each in _containers(store.target, store.function, store.function.outer)
         ):
             continue
@@ -179,6 +179,17 @@ def _containers(
             given = path_of(argument.value) if parameter == name else None
             if given is not None:
                 yield from _containers(given, site.caller, site.caller, seen | {owner})
+
+
+def _is_cleared(program: Program, path: str, function: Function) -> bool:
+    """Return True if a container is released, or passed to a function that clears it, as in `drain(features)`."""
+    return is_released(program, path, function) or any(
+        path_of(argument.value) == path and release.function is call.local and release.target == name
+        for call in program.calls
+        if call.local is not None
+        for name, argument in call.local.receives(call.node)
+        for release in program.releases
+    )
 
 
 def _has_steps(program: Program, function: Function) -> bool:
@@ -391,7 +402,7 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
             continue
         target = path_of(receiver(each))
         if target is None or all(
-            is_released(program, *each) for each in _containers(target, call.function, call.function)
+            _is_cleared(program, *each) for each in _containers(target, call.function, call.function)
         ):
             continue
         if call.function.environment.get(target, UNKNOWN).bounded or _is_removed(program, call):

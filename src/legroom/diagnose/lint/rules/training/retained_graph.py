@@ -275,6 +275,13 @@ def _is_used_again(
         if _runs_backward(program, other) and not graphs.isdisjoint(_graphs(program, other)):
             return True
     names = {name for name, _ in graphs}
+    kept = {  # losses.append(loss)
+        each.target
+        for each in program.stores
+        if each.function is function and each.how == "append" and names & names_with_graph(each.expression)
+    }
+    if any(_runs_backward(program, each) and kept & names_with_graph(each.node) for each in program.calls):
+        return True
     returns = any(not names.isdisjoint(names_with_graph(each)) for each in function.returned_nodes)
     for site in function.call_sites if function not in seen else ():
         outer = program.call_of(site.call)
