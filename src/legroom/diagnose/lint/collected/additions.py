@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import libcst as cst
 
+from legroom.diagnose.lint.collected.input_statistics import is_input_statistic
 from legroom.diagnose.lint.collected.new_keys import averages_itself, key_of, key_repeats
 from legroom.diagnose.lint.detaching import (
     COPY,
@@ -98,7 +99,7 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
             continue  # reported at the outer call
         if store.function is not call.local and is_forward(program, call.local):
             continue  # reported in the model
-        if is_concatenated_to_itself(program, store):
+        if is_concatenated_to_itself(program, store) or is_input_statistic(program, store):
             continue
         argument = next((each.value for each in call.node.args if program.value(each.value).has_graph), None)
         if argument is not None:

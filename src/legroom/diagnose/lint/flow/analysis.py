@@ -19,7 +19,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.assignments import Assignments
 from legroom.diagnose.lint.flow.evidence.host_copies import converted_by_loop
-from legroom.diagnose.lint.flow.evidence.narrowing import narrowed_names
+from legroom.diagnose.lint.flow.evidence.narrowing import leaves, narrowed_names
 from legroom.diagnose.lint.flow.evidence.object_classes import merged_parameters
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
@@ -436,6 +436,8 @@ class _Walker(Assignments):
                 path for path in first if path in second and detaches_other(first[path], second[path])
             ]
         self.join_with(after)
+        if node.orelse is None and leaves(node.body):
+            self.names.update(if_false)
         self.names.update(dict.fromkeys(detached, UNKNOWN))
         self.parameter_of = {**sources_after, **self.parameter_of}
 

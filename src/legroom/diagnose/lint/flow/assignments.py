@@ -7,6 +7,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import computed_from, element_of, names_a_loss
 from legroom.diagnose.lint.flow.evidence.differentiated import differentiated_names
+from legroom.diagnose.lint.flow.evidence.object_classes import record_paths
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.observations import FactRecorder, stored_names
 from legroom.diagnose.lint.flow.program import Program
@@ -25,6 +26,7 @@ from legroom.diagnose.lint.flow.syntax import (
     path_of,
     positional,
     receiver,
+    walk,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
@@ -39,8 +41,6 @@ from legroom.diagnose.lint.flow.values import (
     with_item,
 )
 
-_STATISTICS = re.compile(r"(?:^|[._])(?:stats?|statistics|meters?)$", re.IGNORECASE)
-"""Names of objects that contain the numbers of a batch."""
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
 _PARAMETER_METHODS = {"parameters", "named_parameters"}
 
@@ -74,7 +74,7 @@ class Assignments(FactRecorder):
             return
         if path is None:
             return
-        if value == GRAPH and _STATISTICS.search(path) and self._names_only_a_loss(expression):
+        if value == GRAPH and self._names_only_a_loss(expression) and self._may_be_record(path):
             value = UNKNOWN
         if value.kind is ValueKind.UNKNOWN and path in self.names_in_backward and not self.no_grad:
             value = GRAPH
@@ -135,13 +135,24 @@ class Assignments(FactRecorder):
         return trained.pop() if is_loss and called.function is None and len(trained) == 1 else None
 
     def _names_only_a_loss(self, expression: cst.BaseExpression) -> bool:
-        """Return True for a call such as `self.train_loss.compute_loss(batch)` to an unknown function. If the result is
-        called `stats`, it is an object with numbers.
+        """Return True for a call such as `self.train_loss.compute_loss(batch)` to an unknown function. It may return an
+        object with numbers.
         """
         if not isinstance(expression, cst.Call) or self.called_function(expression) is not None:
             return False
         name = self.program.imports.qualified(expression.func) or ""
         return not name.startswith("torch.") and names_a_loss(method_name(expression) or name)
+
+    def _may_be_record(self, path: str) -> bool:
+        """Return True if the code uses a result as an object with numbers, or steps an optimizer without a backward
+        pass. In this case, the unknown function runs the backward pass, and probably returns statistics.
+        """
+        body = self.function.body
+        if path in record_paths(body):
+            return True
+        return not self.program.mentions("backward", "manual_backward") and any(
+            isinstance(each, cst.Call) and method_name(each) == "step" for each in walk(body)
+        )
 
     def _alias(self, path: str, value: Value, expression: cst.BaseExpression) -> None:
         """Track a local name for a container that is an attribute or an item, such as `rows` in

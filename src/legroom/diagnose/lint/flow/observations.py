@@ -268,6 +268,7 @@ class FactRecorder(Calls):
                 self.record_release(node, each, _REMOVING_METHODS[method])
         elif (
             method in _IN_PLACE_METHODS
+            and not self.no_grad
             and any(each.has_graph for each in arguments)
             and (target := path_of(_changed_in_place(node))) is not None
         ):
@@ -276,7 +277,12 @@ class FactRecorder(Calls):
             )
             self.record_store(node, target, "augment", added, GRAPH, uses_old_value=True)
             self.names[target] = GRAPH
-        elif method == "copy_" and target is not None and _copies_sum(node, target, arguments):
+        elif (
+            method == "copy_"
+            and not self.no_grad
+            and target is not None
+            and _copies_sum(node, target, arguments)
+        ):
             self.record_store(node, target, "assign", node.args[0].value, arguments[0], uses_old_value=True)
             self.names[target] = GRAPH
         elif (

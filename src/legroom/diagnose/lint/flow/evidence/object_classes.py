@@ -4,8 +4,17 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, per_node, root, string_value, walk
-from legroom.diagnose.lint.flow.values import split_words
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    last_name,
+    literal_key,
+    names_in,
+    per_node,
+    root,
+    string_value,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import GRAPHLESS_ATTRIBUTES, NUMBER_ATTRIBUTES, split_words
 
 _COMMON_METHODS = split_words(
     "add append apply backward build call clear close compute copy cpu cuda detach encode decode embed eval evaluate "
@@ -19,6 +28,35 @@ _MODULE_METHODS = split_words(
     "apply buffers children cpu cuda double eval extra_repr float forward half load_state_dict modules named_buffers "
     "named_children named_modules named_parameters parameters register_buffer requires_grad_ state_dict to train zero_grad"
 )
+
+_TENSOR_ATTRIBUTES = {
+    *NUMBER_ATTRIBUTES, *GRAPHLESS_ATTRIBUTES, *split_words("T mT H mH real imag names grad_fn retains_grad is_sparse"),
+}  # fmt: skip
+
+
+@per_node
+def record_paths(body: cst.CSTNode) -> frozenset[str]:
+    """Return the paths of objects that are not tensors, because the code reads attributes or keys of them that a tensor
+    lacks, as in `stats.n_words` and `stats["loss"]`.
+    """
+    nodes = list(walk(body))
+    called = {id(each.func) for each in nodes if isinstance(each, cst.Call)}
+    found: set[str] = set()
+    for each in nodes:
+        if isinstance(each, cst.Attribute):
+            is_method = id(each) in called
+            allowed = (
+                each.attr.value in _RECORD_METHODS if is_method else each.attr.value not in _TENSOR_ATTRIBUTES
+            )
+            path = dotted(each.value) if allowed else None
+        else:
+            path = dotted(each.value) if isinstance(each, cst.Subscript) and literal_key(each) else None
+        if path is not None:
+            found.add(path)
+    return frozenset(found)
+
+
+_RECORD_METHODS = {"items", "keys"}
 
 
 def called_methods(

@@ -259,17 +259,44 @@ def _survives_call(
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Return True if all iterations of a loop belong to one step.
 
-    The outer loop runs one backward pass after these iterations, and releases the stored values.
+    The outer loop runs one backward pass after these iterations, and releases the stored values. If each iteration
+    differentiates a graph that is created before the loop, such as `features` for `head(features)`, the graph is alive
+    until the end of the loop anyway.
     """
     step = loop.outer
-    if step is None or iterates_data(loop) or survives(program, store.target, step):
+    if is_local(store) and step is None and not isinstance(store.function.node, cst.Module):
+        return _differentiates_outer_graph(program, loop, 0)
+    if step is None or survives(program, store.target, step):
         return False
-    return any(
+    if _differentiates_outer_graph(program, loop, step.first):
+        return True
+    return not iterates_data(loop) and any(
         call.method in {"backward", "manual_backward"}
         and call.order > loop.last
         and call.loops[-1:] == (step,)
         for call in program.calls
     )
+
+
+def _differentiates_outer_graph(program: Program, loop: LoopFact, first: int) -> bool:
+    """Return True if a backward pass in the loop uses a graph that was created after node `first`, before the loop."""
+    read = {
+        name
+        for call in program.calls
+        if call.method in {"backward", "manual_backward"} and call.loops[-1:] == (loop,)
+        for name in names_with_graph(call.node)
+    }
+    for each in reversed(program.stores):
+        if (
+            each.function is not loop.function
+            or not first <= each.order <= loop.last
+            or each.target not in read
+        ):
+            continue
+        if each.order < loop.first and each.value.has_graph and each.how == "assign":
+            return True
+        read |= names_with_graph(each.expression)
+    return False
 
 
 def _is_returned_with_graph(program: Program, target: str, function: Function, loop: LoopFact) -> bool:

@@ -9,7 +9,7 @@ from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import added_parts
 from legroom.diagnose.lint.flow.retention.limits import is_unlimited
-from legroom.diagnose.lint.flow.steps import is_forward, runs_every_step
+from legroom.diagnose.lint.flow.steps import is_forward, is_step_loop, runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,
@@ -270,7 +270,7 @@ def is_released(
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
-        if last_name(release.target) != name or _is_never_called(program, release.function):
+        if last_name(release.target) != name or _is_never_called(program, release):
             continue
         if unlimited and release.how == "shrink":
             continue
@@ -283,7 +283,7 @@ def is_released(
     for store in program.stores:
         if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
             continue
-        if _is_never_called(program, store.function) or is_initialization(program, store):
+        if _is_never_called(program, store) or is_initialization(program, store):
             continue
         if ("." not in store.target) is not plain:
             continue  # a variable with the same name as the attribute
@@ -420,13 +420,16 @@ def _may_be_same(program: Program, one: Function, path: str, other: Function, ot
     return first == second or program.inherits(first, second) or program.inherits(second, first)
 
 
-def _is_never_called(program: Program, function: Function) -> bool:
-    """Return True if no loop calls the method, although the file calls other methods of its class."""
+def _is_never_called(program: Program, fact: Fact) -> bool:
+    """Return True if no loop runs a statement of a method, although the file calls methods of its class."""
+    function = fact.function
     known = program.classes.get(function.class_name or "")
     if known is None or function.name.startswith(("on_", "__")):
         return False
     if function.call_sites:
-        return not any(site.loops or runs_every_step(program, site.caller) for site in function.call_sites)
+        return not any(map(is_step_loop, fact.loops)) and not any(
+            site.loops or runs_every_step(program, site.caller) for site in function.call_sites
+        )
     return any(each.call_sites for each in known.methods.values() if each.name != "__init__")
 
 

@@ -79,7 +79,6 @@ keeps the whole tensor alive. This fix is unsafe, because in-place changes to th
 collected value.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -101,6 +100,7 @@ from legroom.diagnose.lint.collected.additions import (
 from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
 from legroom.diagnose.lint.collected.idle_models import idle_models, idle_optimizers
+from legroom.diagnose.lint.collected.input_statistics import is_input_statistic
 from legroom.diagnose.lint.collected.lightning import kept_by_lightning
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models, models_of_trials, sequential_models
@@ -193,30 +193,29 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
     if store.no_grad and store.how == "item" and store.previous.is_tensor:
         return False  # copies only the numbers into the tensor
     if store.how in {"augment", "append"}:
-        return not _is_input_statistic(store)
+        return store.how == "append" or not is_input_statistic(program, store)
     if store.how == "item":
         if store.previous.is_tensor:  # writing into a tensor extends its graph, at any index
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
-            return store.previous.kind is not ValueKind.PARAMETER and not given
+            is_parameter = store.previous.kind is ValueKind.PARAMETER
+            return not (is_parameter or given or _depends_on_itself(program, store))
         growing = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
         return averages_itself(program, store) or (
             store.varying_key and (store.mapping or store.previous.kind in growing)
         )
-    return adds_to_itself(program, store)
+    return adds_to_itself(program, store) and not is_input_statistic(program, store)
 
 
-def _is_input_statistic(store: StoreFact) -> bool:
-    """Return True if a module that normalizes the inputs of a model updates its statistics. Inputs have no graph."""
-    return (
-        isinstance(store.node, cst.Call)
-        and store.how == "augment"
-        and _INPUT_NORMALIZER.search(store.function.class_name or "") is not None
-    )
-
-
-_INPUT_NORMALIZER = re.compile(
-    r"Normaliz|Normalis|Standardiz|Standardis|Scaler|MeanStd|Input|Obs(?:ervation)?"
-)
+def _depends_on_itself(program: Program, store: StoreFact) -> bool:
+    """Return True if an item is set only while it has its first value, as in `if self.params[2] < 0:`."""
+    names: set[str] = set()
+    for each in program.ancestors(store.node):
+        if isinstance(each, cst.If) and program.inside(store.node, each.body):
+            names |= names_in(each.test)
+    for known in reversed(program.stores):
+        if known.function is store.function and known.order < store.order and known.target in names:
+            names |= names_in(known.expression)
+    return not store.varying_key and store.target in names
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:

@@ -3,8 +3,9 @@
 ## What it detects
 The rule checks for hooks that store their arguments, or tensors computed from them, in a container that is never
 cleared. An example is a hook that is passed to `register_forward_hook`. The finding is reported at the statement that
-stores the tensor. A hook that stores only shapes or numbers is not reported. The rule also checks for hooks that are never removed and are
-registered again in every step, or in every call to a function that runs the model.
+stores the tensor. A hook that stores only shapes or numbers is not reported, nor is a container that only other files
+pass to the function with the hook. The rule also checks for hooks that are never removed and are registered again in
+every step, or in every call to a function that runs the model.
 
 ## Why this is a problem
 A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one more output, and each
@@ -107,7 +108,12 @@ def check(program: Program) -> Iterator[Problem]:
         if not is_hook(program, added.function) or not _adds(program, added):
             continue
         store = _in_container(program, added)
-        if store.bounded or is_length_limited(program, store) or is_released_elsewhere(program, store):
+        if store.bounded or is_length_limited(program, store):
+            continue
+        if is_released_elsewhere(program, store) or all(
+            _is_cleared(program, *each)
+            for each in _containers(store.target, store.function, store.function.outer)
+        ):
             continue
         if is_local(store) or not _stores_tensors(program, store):
             continue
@@ -154,6 +160,36 @@ def _in_container(program: Program, store: StoreFact) -> StoreFact:
     ]
     path = path_of(made[-1]) if made and isinstance(made[-1], (cst.Call, cst.Subscript)) else None
     return replace(store, target=path) if store.how == "append" and path is not None else store
+
+
+def _containers(
+    path: str, function: Function, owner: Function | None, seen: frozenset[Function] = frozenset()
+) -> Iterator[tuple[str, Function]]:
+    """Yield a container with the function that creates it. If the container is a parameter of `owner`, its callers
+    determine both: `features` for `add_hook(layer, features)`. Callers in other files are unknown.
+    """
+    name = root(path)
+    while owner is not None and name not in owner.parameters:
+        owner = owner.outer
+    if owner is None or name in {"self", "cls"}:
+        yield path, function
+        return
+    for site in owner.call_sites if owner not in seen else ():
+        for parameter, argument in owner.receives(site.call):
+            given = path_of(argument.value) if parameter == name else None
+            if given is not None:
+                yield from _containers(given, site.caller, site.caller, seen | {owner})
+
+
+def _is_cleared(program: Program, path: str, function: Function) -> bool:
+    """Return True if a container is released, or passed to a function that clears it, as in `drain(features)`."""
+    return is_released(program, path, function) or any(
+        path_of(argument.value) == path and release.function is call.local and release.target == name
+        for call in program.calls
+        if call.local is not None
+        for name, argument in call.local.receives(call.node)
+        for release in program.releases
+    )
 
 
 def _has_steps(program: Program, function: Function) -> bool:
@@ -365,7 +401,9 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
         if not isinstance(each, cst.Call) or method_name(each) not in {"append", "extend"} or not each.args:
             continue
         target = path_of(receiver(each))
-        if target is None or is_released(program, target, call.function):
+        if target is None or all(
+            _is_cleared(program, *each) for each in _containers(target, call.function, call.function)
+        ):
             continue
         if call.function.environment.get(target, UNKNOWN).bounded or _is_removed(program, call):
             continue

@@ -98,6 +98,11 @@ def _is_module(program: Program, store: StoreFact, owner: str) -> bool:
     if _is_iterated(program, store, owner, _ITERATORS):
         return True
     known = store.function.environment.get(owner)
+    target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
+    if isinstance(target, cst.Attribute) and program.value(target.value).kind is not ValueKind.MODEL:
+        return False  # after `elif isinstance(module, Parameter)`
+    if store.handler is not None:
+        return False  # the handler of an object without `parameters`
     if known is not None and known.kind is not ValueKind.MODEL:
         return False
     if known is not None and (known.trainable or known.frozen):

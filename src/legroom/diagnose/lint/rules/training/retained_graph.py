@@ -5,7 +5,7 @@ The rule checks for `retain_graph=True` in a loop or a training step in the foll
 
 - No other backward pass follows in the same iteration.
 - Other backward passes follow, but they go through other graphs, because the losses have no intermediate tensors in
-  common.
+  common. The rule also follows the tensors into functions that run a backward pass, and into callers.
 - The discriminator step of a GAN retains the generator's graph, although the program sets the generator's gradients to
   zero before the generator's own backward pass.
 
@@ -39,11 +39,13 @@ The fix removes `retain_graph=True`. The fix is unsafe, because a later backward
 
 import re
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_argument
-from legroom.diagnose.lint.flow.facts import CallFact, LoopFact
+from legroom.diagnose.lint.flow.backward_uses import dominates
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
@@ -65,6 +67,9 @@ from legroom.diagnose.lint.rules.growth import carried_state
 
 CODE = "LG108"
 _PASSES = {"backward", "manual_backward"}
+_Graph: TypeAlias = tuple[str, int]
+"""The name of a value with a graph, and the node that assigns it, or `_OUTSIDE`."""
+_OUTSIDE = -1
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -81,6 +86,8 @@ def check(program: Program) -> Iterator[Problem]:
             shared = _shared_without_need(program, call)
             if shared:
                 yield _undetached(argument, shared[0])
+            continue
+        if _is_used_again(program, call, _graphs(program, call)):
             continue
         if not (call.loops or call.method in _PASSES or call.function.optimizer_step):
             continue  # a function that returns gradients: its graph is freed when it returns
@@ -252,6 +259,97 @@ def _used_with_graph(program: Program, call: CallFact, loop: LoopFact | None) ->
         if store.target in names:
             names |= names_with_graph(store.expression)
     return list(dict.fromkeys(store.target for store in stores if store.target in names))
+
+
+def _is_used_again(
+    program: Program, call: CallFact, graphs: set[_Graph], seen: frozenset[Function] = frozenset()
+) -> bool:
+    """Return True if a later call, or a caller of this function, runs a backward pass through one of the graphs."""
+    function = call.function
+    loop = call.loops[-1] if call.loops else None
+    for other in program.calls:
+        if other.function is not function or other.order <= call.order:
+            continue
+        if loop is not None and other.order > loop.last:
+            continue
+        if _runs_backward(program, other) and not graphs.isdisjoint(_graphs(program, other)):
+            return True
+    names = {name for name, _ in graphs}
+    kept = {  # losses.append(loss)
+        each.target
+        for each in program.stores
+        if each.function is function and each.how == "append" and names & names_with_graph(each.expression)
+    }
+    if any(_runs_backward(program, each) and kept & names_with_graph(each.node) for each in program.calls):
+        return True
+    returns = any(not names.isdisjoint(names_with_graph(each)) for each in function.returned_nodes)
+    for site in function.call_sites if function not in seen else ():
+        outer = program.call_of(site.call)
+        if outer is None:
+            continue
+        if outer.loops and _depends_on_outer_graph(program, outer, outer.loops[-1]):
+            return True
+        passed = _graphs(program, outer) | {
+            (_attribute(outer, name), _OUTSIDE) for name in names if name.startswith("self.")
+        }
+        if returns:
+            stores = (each for each in program.stores if each.function is site.caller)
+            passed |= {
+                (each.target, each.order) for each in stores if program.inside(site.call, each.expression)
+            }
+        if passed and _is_used_again(program, outer, passed, seen | {function}):
+            return True
+    return False
+
+
+def _runs_backward(program: Program, call: CallFact) -> bool:
+    """Return True if a call runs a backward pass, or may run one in a class of another file."""
+    if _is_backward(call):
+        return True
+    known = [call.local] if call.local is not None else program.methods.get(call.method or "", [])
+    if not known and call.receiver.kind in (ValueKind.UNKNOWN, ValueKind.CRITERION):
+        return _UPDATING.search(call.method or "") is not None
+    return any(
+        each.backward or any(loop.backward and loop.function is each for loop in program.loops)
+        for each in known
+    )
+
+
+_UPDATING = re.compile(r"backward|optimi[sz]e|^(?:train|learn)(?:$|_(?:on|step|batch))")
+"""Names of methods that run a backward pass."""
+
+
+def _graphs(program: Program, call: CallFact) -> set[_Graph]:
+    """Return the values with a graph from which a call computes its gradients.
+
+    A method also reads the attributes of its object, such as `self.fake` in `self.backward_D()`.
+    """
+    function = call.function
+    attributes = {
+        _attribute(call, name)
+        for inner in program.calls
+        if inner.function is call.local and inner.local is None and _is_backward(inner)
+        for name, order in _graphs(program, inner)
+        if order == _OUTSIDE and name.startswith("self.")
+    }
+    names = names_with_graph(call.node) | attributes
+    found: set[_Graph] = set()
+    for store in reversed(program.stores):
+        if store.function is not function or store.order >= call.order or store.target not in names:
+            continue
+        if store.value.has_graph and (not call.loops or store.order >= call.loops[-1].first):
+            found.add((store.target, store.order))
+            if store.how == "assign" and not store.uses_old_value and dominates(program, store, call):
+                names -= {store.target}
+            names |= names_with_graph(store.expression)
+    with_graph = {path for path, value in function.environment.items() if value.has_graph}
+    given = {name for name in names & with_graph if "." in name or name in function.parameters}
+    return found | {(name, _OUTSIDE) for name in given | (names & attributes)}
+
+
+def _attribute(call: CallFact, name: str) -> str:
+    """Return the name that an attribute of `self` in a called method has in the caller."""
+    return f"{dotted(receiver(call.node))}{name.removeprefix('self')}"
 
 
 def _accumulates(program: Program, call: CallFact) -> bool:

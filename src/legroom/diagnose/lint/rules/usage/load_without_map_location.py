@@ -2,7 +2,8 @@
 
 ## What it detects
 The rule checks for `torch.load` without `map_location` in two cases: the source file uses several ranks, or the program
-uses CUDA and passes the result to `load_state_dict`.
+uses CUDA and passes the result to `load_state_dict`. A device that another file or an option selects, as in
+`batch.to(self.device)`, counts as CUDA.
 
 The rule also checks for `map_location=device` if the program restores a model from the checkpoint and does not delete
 the checkpoint afterwards. In this case, the rule applies only if the program also restores an optimizer, or trains the
@@ -78,7 +79,12 @@ _RANKS = (
 
 def check(program: Program) -> Iterator[Problem]:
     ranks = program.mentions(*_RANKS) or '"LOCAL_RANK"' in program.text
-    cuda = program.mentions("cuda", "is_available") or '"cuda' in program.text or "'cuda" in program.text
+    cuda = (
+        program.mentions("cuda", "is_available")
+        or '"cuda' in program.text
+        or "'cuda" in program.text
+        or _moves_to_device(program)
+    )
     for call in program.calls:
         if call.name != "torch.load" or has_star(call.node):
             continue
@@ -118,6 +124,26 @@ def check(program: Program) -> Iterator[Problem]:
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
             safe=into_state and _is_only_copied(program, call),
         )
+
+
+def _moves_to_device(program: Program) -> bool:
+    """Return True if a program moves its data to a device that another file or an option selects, as in
+    `batch.to(self.device)`.
+
+    A model that follows the device of its input, as in `mask.to(x.device)`, may run anywhere.
+    """
+    return not re.search(r"[\"']cpu\b", program.text) and any(
+        call.method == "to"
+        and not program.is_module_class(call.function.class_of_self)
+        and any(_SELECTED_DEVICE.search(dotted(each.value) or "") for each in call.node.args)
+        for call in program.calls
+    )
+
+
+_SELECTED_DEVICE = re.compile(
+    r"^(?:self\.)?(?:\w*(?:args?|opts?|options?|cfg|conf|config|params|flags)\.)?(?:\w+_)?device$",
+    re.IGNORECASE,
+)
 
 
 def _is_released_before_move(program: Program, call: CallFact) -> bool:
