@@ -82,6 +82,8 @@ class ModelCall(Annotation):
     of the model itself is empty."""
     input_requires_grad: bool | None
     """Whether an argument requires gradients, or None if no argument is known to be a tensor."""
+    dtype: str
+    """The dtype of most parameters, for example `float32`, or "" without parameters."""
     file: str = ""
     line: int = 0
     """The line that called the model, or 0 if unknown."""

@@ -5,6 +5,7 @@ the errors that it handles, its optimizers, and its batch size settings.
 import inspect
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -108,8 +109,16 @@ def _model_calls(
             seconds, call.started - started, type(model).__name__,
             sum(each.numel() * each.element_size() for each in trainable),
             sum(each.numel() * each.element_size() for each in trainable if id(each) in trained),
-            tuple(_untrained_modules(model, trained))[:MAX_UNTRAINED], call.input_requires_grad, file, line, function,
+            tuple(_untrained_modules(model, trained))[:MAX_UNTRAINED], call.input_requires_grad, _dtype_of(model),
+            file, line, function,
         )  # fmt: skip
+
+
+def _dtype_of(model: nn.Module) -> str:
+    sizes: Counter[torch.dtype] = Counter()
+    for each in model.parameters():
+        sizes[each.dtype] += each.numel()
+    return str(sizes.most_common(1)[0][0]).removeprefix("torch.") if sizes else ""
 
 
 def _untrained_modules(module: nn.Module, trained: set[int], path: str = "") -> Iterator[str]:

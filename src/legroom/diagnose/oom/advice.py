@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.others_on_device,
     saving_advice.optimizer_temporaries,
     saving_advice.optimizer_state_does_not_fit,
+    saving_advice.double_precision,
     saving_advice.attention_weights,
     saving_advice.smaller_batch,
     saving_advice.autocast,

@@ -89,6 +89,10 @@ def retry_while_handling(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+_GRAPH_CAUSES = ("LG119", "LG104", "LG108", "LG109", "LG114", "LG107", "LG101", "LG110", "LG111")
+"""Mistakes that the linter finds, and that keep the graph of an earlier pass alive. The most specific ones come first."""
+
+
 def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     """Report the graphs of earlier steps, and the graphs that a backward pass of this step was told to retain. The
     latter are reported only if the linter finds that no other backward pass uses them.
@@ -99,7 +103,7 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     known = any(leak.kind == "graph" or evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks)
     if known or any(size * 0.9 <= each.bytes for each in _containers(evidence)):
         return  # another finding already names the holder
-    codes = ("LG119", "LG104", "LG108") if size >= evidence.oom.allocated * 0.05 else ("LG108",)
+    codes = _GRAPH_CAUSES if size >= evidence.oom.allocated * 0.05 else ("LG108",)
     if codes == ("LG108",):
         backward = next((each.time for each in evidence.allocations() if each.phase is Phase.BACKWARD), 0.0)
         old = [each for each in activations if each.time < backward]

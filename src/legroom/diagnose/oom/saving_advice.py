@@ -535,6 +535,23 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
         return
 
 
+def double_precision(evidence: Evidence) -> Iterator[Finding]:
+    """Suggest float32 for a model in float64, which often comes from NumPy's default."""
+    calls = [each for each in evidence.model_calls if each.dtype]
+    if not calls or any(each.dtype != "float64" for each in calls):
+        return
+    size = evidence.oom.allocated
+    yield Finding(
+        code="LG422",
+        message=f"`{calls[-1].model}` computes in float64, which needs twice the memory of float32.",
+        fix="Convert the model and its inputs to float32 (`.float()`). NumPy arrays are float64 by default.",
+        **location(evidence.model_call),
+        bytes=size,
+        saves=size // 2,
+        evidence={"saves_in_pass": (evidence.budget + evidence.missing) // 2},
+    )
+
+
 def autocast(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     evaluates = evidence.saves_nothing

@@ -1419,12 +1419,10 @@ def test_linter_decides_whether_a_line_evaluates(make_run, tmp_path, line, train
 
 
 def add_model_call(
-    run, *, started, trained=0, trainable=40, untrained=("",), input_requires_grad=False, file="", line=5
+    run, *, started, trained=0, trainable=40, untrained=("",), input_requires_grad=False, dtype="float32"
 ):
     sizes = trainable * MiB, trained * MiB
-    run.events.append(
-        ModelCall(0.5, started, "Net", *sizes, untrained, input_requires_grad, file, line, "train")
-    )
+    run.events.append(ModelCall(0.5, started, "Net", *sizes, untrained, input_requires_grad, dtype))
 
 
 def out_of_memory_twice(make_run):
@@ -1597,3 +1595,14 @@ def test_a_longer_sample_than_before_is_limited_if_the_batch_has_one_sample(make
     advice = run.advice()
     assert "LG603" not in advice
     assert "This input has the shape (1, 2400)" in advice["LG614"].fix
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("float64", True), ("float32", False)])
+def test_model_in_float64_is_converted_first(make_run, dtype, found):
+    run = make_run(arguments=["--batch-size", "64"])
+    run.alloc(100, PARAMETER)
+    run.alloc(800, ACTIVATION)
+    run.oom(400)
+    add_optimizer(run, trainable=100, state=0)
+    add_model_call(run, started=0.0, trained=100, trainable=100, untrained=(), dtype=dtype)
+    assert (next(iter(run.advice())) == "LG422") is found
