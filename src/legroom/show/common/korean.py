@@ -9,7 +9,7 @@ CATALOGUE = {
     # --- the parts of a report
     "Memory by category": "종류별 메모리",
     "Memory by line": "코드 줄별 메모리",
-    "the largest 3 of {number:number}": "{number}개 중 가장 큰 3개",
+    "the largest {shown:number} of {number:number}": "{number}개 중 가장 큰 {shown}개",
     "Suggested change": "수정 제안",
     "(1 of {number:number})": "({number}개 중 1번)",
     "saves about {size:size}": "약 {size} 절약",

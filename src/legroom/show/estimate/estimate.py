@@ -16,7 +16,7 @@ from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import NO_VALIDATION_NOTE, SEARCH_SECONDS, ScriptEstimate
 from legroom.predict.uncertainty import version_note
 from legroom.show.common.formatting import clean, format_count, format_location
-from legroom.show.common.memory_charts import MemoryBar
+from legroom.show.common.memory_charts import MemoryBar, rows_of_largest
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits
 from legroom.show.common.sections import largest_lines, section, top_lines
 from legroom.show.common.terminal import verbatim
@@ -37,9 +37,19 @@ def render_details(result: ScriptEstimate) -> RenderableType:
 
 
 def render_short_verdict(estimate: Estimate) -> RenderableType:
-    sizes = ((6, "\n"), (5, "\n"), (5, ""), (4, ""), (3, ""))
-    versions = (Group(*_short_verdict_parts(estimate, rows, gap)) for rows, gap in sizes)
-    return FirstThatFits(versions, VERDICT_LINES)
+    snapshot = snapshot_of(estimate)
+    rows = 3 if snapshot is None else rows_of_largest(snapshot)
+    # The numbers of categories and lines. Lines are omitted before categories that use much memory.
+    sizes = [(6, 3), (rows, 3), (rows, 2), *((fewer, 2) for fewer in range(rows - 1, 2, -1))]
+    versions = (Group(*_short_verdict_parts(estimate, *size, gap)) for gap in ("\n", "") for size in sizes)
+    return FirstThatFits(versions, _verdict_lines(estimate))
+
+
+def _verdict_lines(estimate: Estimate) -> int:
+    """Return the maximum number of lines of the verdict. If the script does not fit, the options that save memory need
+    the other lines.
+    """
+    return VERDICT_LINES if estimate.verdict == "does-not-fit" else VERDICT_LINES + 1
 
 
 def render_short_details(result: ScriptEstimate) -> RenderableType:
@@ -50,10 +60,10 @@ def render_short_details(result: ScriptEstimate) -> RenderableType:
     versions = (
         Group(*gap, *_short_detail_parts(result, *each)) for each in sizes for gap in ([Text("")], [])
     )
-    return FirstThatFits(versions, MAX_LINES - VERDICT_LINES)
+    return FirstThatFits(versions, MAX_LINES - _verdict_lines(result.estimate))
 
 
-def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[RenderableType]:
+def _short_verdict_parts(estimate: Estimate, rows: int, lines: int, gap: str) -> Iterator[RenderableType]:
     yield Cropped(Text(format_verdict(estimate), style=STYLES[estimate.verdict]), 3)
     yield from _evaluation(estimate)
     snapshot = snapshot_of(estimate)
@@ -61,7 +71,7 @@ def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[Re
         yield from section("Memory at the peak", format_gpu(estimate))
         yield MemoryBar(snapshot, rows=rows)
         yield Text(f"{gap}Memory by line", style="bold")
-        yield largest_lines(snapshot.top, sources_of(snapshot))
+        yield largest_lines(snapshot.top, sources_of(snapshot), lines)
 
 
 def _short_detail_parts(
@@ -83,7 +93,7 @@ def _short_detail_parts(
         yield heading
         widest = max(len(option.name) for option in (first, *others))
         yield _option(first, widest, estimate.gpu.total)
-        if option_lines:
+        if option_lines and _how(first) not in _batch(result):
             yield Cropped(Padding(Text(_how(first)), (0, 0, 0, 6)), option_lines)
         for option in others:
             yield _option(option, widest, estimate.gpu.total)

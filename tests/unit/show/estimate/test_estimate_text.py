@@ -22,6 +22,7 @@ from legroom.show.estimate.estimate import (
     render_short_details,
     render_short_verdict,
     render_verdict,
+    snapshot_of,
 )
 from legroom.units import MiB, format_size
 
@@ -221,6 +222,31 @@ def test_a_short_estimate_fits_on_a_screen(options: int) -> None:
     assert "Not even batch size 64 fits (current: 64)." in text
     assert ("batch size 32" in text) == (options > 0)
     assert "\n  legroom run --gpu 100MiB train.py --option value" in text
+
+
+def test_the_merged_row_of_a_short_estimate_hides_little_memory() -> None:
+    now = estimated("rtx4090")
+    text = render_to_string(render_short_verdict(now), width=80)
+    assert len(text.splitlines()) <= 14
+    rows = text.partition("Memory at the peak")[2].partition("\n\n")[0].splitlines()[1:]
+    merged = [each.bytes for each in snapshot_of(now).shares if not any(each.label in row for row in rows)]
+    assert 4 <= sum("smaller part" not in row and "free" not in row for row in rows) <= 5
+    assert sum(merged) < 0.1 * now.peak_device
+    assert "\n\nMemory by line\n" in text
+
+
+def test_a_short_estimate_names_the_change_of_the_batch_size_once() -> None:
+    setting = BatchSetting(name="-b", value=64, rank=0, text=f"-b {SIZE}", arguments=("-b", SIZE))
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("100MiB"), max_batch_size=32),
+        search=BatchSearch(tried={64: False, 32: True}),
+        options=(replace(SMALLER_BATCH, how="use `-b 32`"),),
+        batch_setting=setting,
+        recommended=32,
+    )
+    text = " ".join(render_to_string(render_short_details(result), width=80).split())
+    assert text.count("Use `-b 32`.") == 1
 
 
 def test_a_short_estimate_shows_the_first_option_and_the_next_command() -> None:
