@@ -257,14 +257,19 @@ def _batch(result: ScriptEstimate) -> str:
         return f"Only this batch size was traced, because {result.only_size_reason}."
     if result.search is None:
         because = f", because {result.only_size_reason}" if result.only_size_reason else ""
-        return f"Only batch size {size} was traced{because}."
+        hint = _smaller_size(result) if result.only_size_reason else ""
+        return f"Only batch size {size} was traced{because}.{hint}"
     if largest is None and result.estimate.decided_by == "validation":
         cause = "validation" if estimate.trace.validates else "the code after the training steps"
         return f"No training batch size fits, because {cause} alone needs too much memory."
     if largest is None and not result.search.is_complete:
+        stopped = f"because the search stopped after {SEARCH_SECONDS:.0f} seconds"
+        smallest = min(result.search.tried)
+        if smallest >= size:
+            return f"No smaller batch size than {size} was traced, {stopped}.{_smaller_size(result)}"
         return (
-            f"Batch size {min(result.search.tried)} does not fit either (current: {size}). Smaller sizes were not "
-            f"traced, because the search stopped after {SEARCH_SECONDS:.0f} seconds."
+            f"Batch size {smallest} does not fit either (current: {size}). Smaller sizes were not traced, {stopped}."
+            f"{_smaller_size(result)}"
         )
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
@@ -293,6 +298,17 @@ def _batch(result: ScriptEstimate) -> str:
             f"Confirmed by traces.{change}"
         )
     return f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace.{change}"
+
+
+def _smaller_size(result: ScriptEstimate) -> str:
+    """Return how to estimate a smaller batch size than those that were traced, or "" if the script fits or has no
+    DataLoader.
+    """
+    tried = result.search.tried if result.search is not None else ()
+    size = min((*tried, result.estimate.batch_size or 1))
+    if result.estimate.fits or size < 2 or result.estimate.trace.batch_size is None:
+        return ""
+    return f" To estimate a smaller batch, set it with `legroom estimate --batch-size {size // 2}`."
 
 
 def _options_title(result: ScriptEstimate) -> str:

@@ -137,6 +137,41 @@ def test_a_search_that_stopped_early_reports_its_bounds() -> None:
     assert "Batch size 512 fits (current: 64). Batch size 1024 does not fit. Other sizes" in text
 
 
+@pytest.mark.parametrize(
+    ("tried", "sentence"),
+    [
+        (
+            {},
+            "Only batch size 64 was traced, because the script needs real values, and one trace takes 80 seconds.",
+        ),
+        (
+            {64: False},
+            "No smaller batch size than 64 was traced, because the search stopped after 60 seconds.",
+        ),
+        (
+            {64: False, 32: False},
+            "Batch size 32 does not fit either (current: 64). Smaller sizes were not traced, because the search",
+        ),
+    ],
+)
+def test_a_script_that_does_not_fit_gets_the_command_for_a_smaller_batch(
+    tried: dict[int, bool], sentence: str
+) -> None:
+    now = estimated("100MiB")
+    now.trace.batch_size = 64
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(now, batch_size=64, max_batch_size=None),
+        search=BatchSearch(tried=tried, is_complete=False) if tried else None,
+        options=(),
+        only_size_reason="the script needs real values, and one trace takes 80 seconds",
+    )
+    text = " ".join(render_to_string(render_details(result), width=80).split())
+    smaller = min([64, *tried]) // 2
+    assert sentence in text
+    assert f"To estimate a smaller batch, set it with `legroom estimate --batch-size {smaller}`." in text
+
+
 def test_an_option_has_its_peak_its_cost_and_the_change_to_make() -> None:
     option = PlannedOption(
         name="fused optimizer",
