@@ -65,7 +65,7 @@ def render_short_details(result: ScriptEstimate) -> RenderableType:
 
 def _short_verdict_parts(estimate: Estimate, rows: int, lines: int, gap: str) -> Iterator[RenderableType]:
     yield Cropped(Text(format_verdict(estimate), style=STYLES[estimate.verdict]), 3)
-    yield from _evaluation(estimate)
+    yield from _verdict_notes(estimate)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
@@ -142,6 +142,8 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
 def _remark(result: ScriptEstimate) -> str:
     """Return the remark for the command that runs the script with its current batch size on a virtual GPU."""
     match result.estimate.verdict:
+        case "fits" if result.estimate.growth is not None:
+            return "names the variable that retains memory"
         case "fits":
             return "run it on a virtual GPU"
         case "uncertain":
@@ -151,7 +153,7 @@ def _remark(result: ScriptEstimate) -> str:
 
 def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
     yield Text(format_verdict(estimate), style=STYLES[estimate.verdict])
-    yield from _evaluation(estimate)
+    yield from _verdict_notes(estimate)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
@@ -159,17 +161,21 @@ def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
         yield from top_lines(snapshot.top, sources_of(snapshot))
 
 
-def _evaluation(estimate: Estimate) -> Iterator[RenderableType]:
-    """Yield the note about an evaluation that was not traced. It belongs to the verdict, because the evaluation may run
-    out of memory even if the training fits.
+def _verdict_notes(estimate: Estimate) -> Iterator[RenderableType]:
+    """Yield the notes about an evaluation that was not traced and about memory that grows from step to step. They belong
+    to the verdict, because the script may run out of memory even if the traced steps fit.
     """
+    if estimate.growth is not None:
+        yield _note(estimate.growth.note)
     if estimate.trace.untraced_evaluation:
         yield _note(evaluation_note(estimate.trace.untraced_evaluation))
 
 
 def _other_notes(estimate: Estimate) -> list[str]:
-    shown = evaluation_note(estimate.trace.untraced_evaluation)
-    return [note for note in estimate.notes if note != shown]
+    shown = {evaluation_note(estimate.trace.untraced_evaluation)}
+    if estimate.growth is not None:
+        shown.add(estimate.growth.note)
+    return [note for note in estimate.notes if note not in shown]
 
 
 def _note(note: str) -> Text:
@@ -241,6 +247,7 @@ def format_verdict(estimate: Estimate) -> str:
             )
         case "fits":
             fits = "Training fits" if estimate.trace.untraced_evaluation else "Fits"
+            fits = "Fits at first" if estimate.growth is not None else fits
             return f"{fits}: needs {needs} (at most {format_size(estimate.safe)}).{where}"
         case "uncertain":
             return f"May not fit: needs about {needs}, possibly up to {format_size(estimate.safe)}.{where}"
@@ -287,17 +294,21 @@ def _batch(result: ScriptEstimate) -> str:
             f"stopped after {SEARCH_SECONDS:.0f} seconds.{change}"
         )
     safe = result.recommended
+    fits = "Largest batch size that fits"
+    if estimate.growth is not None:
+        fits = "Largest batch size whose first steps fit"
+        change = "" if estimate.fits else change
     if safe is None:
         return (
-            f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace, but no batch size "
+            f"{fits}: {largest} (current: {size}). Confirmed by a trace, but no batch size "
             "that was traced fits with a safety margin."
         )
     if safe < largest:
         return (
-            f"Largest batch size that fits: {largest}, or {safe} with a safety margin (current: {size}). "
+            f"{fits}: {largest}, or {safe} with a safety margin (current: {size}). "
             f"Confirmed by traces.{change}"
         )
-    return f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace.{change}"
+    return f"{fits}: {largest} (current: {size}). Confirmed by a trace.{change}"
 
 
 def _smaller_size(result: ScriptEstimate) -> str:

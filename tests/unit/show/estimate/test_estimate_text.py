@@ -10,7 +10,7 @@ from torch import nn
 import legroom
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.predict.api import _Target
-from legroom.predict.estimate import Estimate, estimate_from_trace
+from legroom.predict.estimate import Estimate, StepGrowth, estimate_from_trace
 from legroom.predict.largest_batch import BatchSearch
 from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import NO_VALIDATION_NOTE, ScriptEstimate
@@ -329,6 +329,25 @@ def test_an_evaluation_that_was_not_traced_is_reported_below_the_verdict() -> No
     result = ScriptEstimate(script="train.py", estimate=now, search=None, options=())
     for details in (render_short_details, render_details):
         assert "was not traced and" not in render_to_string(details(result), width=120), "shown once"
+
+
+def test_memory_that_grows_is_reported_below_the_verdict() -> None:
+    growth = StepGrowth(bytes=3 * MiB, file="/project/train.py", line=31, steps_left=1200)
+    now = estimated("8GiB")
+    now = replace(now, growth=growth, notes=(growth.note, *now.notes), max_batch_size=512)
+    for render in (render_short_verdict, render_verdict):
+        verdict, note, *_ = render_to_string(render(now), width=200).splitlines()
+        assert verdict.startswith("Fits at first: needs ")
+        assert note == (
+            "Memory grows by 3.00 MiB per step, allocated at train.py:31. If it continues to grow, memory runs out "
+            "after about 1,200 steps."
+        ).replace("3.00", "3.0")
+    search = BatchSearch(tried={64: True, 512: True})
+    result = ScriptEstimate(script="train.py", estimate=now, search=search, options=(), recommended=512)
+    text = " ".join(render_to_string(render_short_details(result), width=120).split())
+    assert "Largest batch size whose first steps fit: 512 (current: 64)." in text
+    assert "legroom run --gpu 8GiB train.py # names the variable that retains memory" in text
+    assert "Memory grows" not in text, "shown once"
 
 
 def test_a_short_estimate_shows_the_note_about_versions_only_if_there_is_no_other_note() -> None:
