@@ -94,6 +94,36 @@ def test_an_unmodified_script_is_estimated_and_leaves_no_files(tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["train.py"], "no checkpoint, no finally, no exit handler"
 
 
+@pytest.mark.parametrize(
+    ("kept", "grows"),
+    [
+        ("kept.append(model[0](x.to(device)))", True),  # outputs with their autograd graphs
+        ("before, previous = previous, model[0](x.to(device))", False),
+        ("kept.append(loss.detach())", False),
+    ],
+)
+def test_memory_that_grows_from_step_to_step_is_reported(tmp_path: Path, kept: str, grows: bool) -> None:
+    script = TRAINING.replace(
+        "            optimizer.zero_grad()\n", f"            optimizer.zero_grad()\n            {kept}\n"
+    )
+    script = script.replace("try:\n", "kept, previous, loss = [], None, torch.zeros(())\ntry:\n", 1)
+    answer = answer_of(estimate(tmp_path, script, gpu="256MiB"))
+    assert answer["verdict"] == "fits"
+    if not grows:
+        assert answer["growth"] is None
+        return
+    growth = answer["growth"]
+    line = next(number for number, text in enumerate(script.splitlines(), 1) if kept in text)
+    assert (Path(growth["file"]).name, growth["line"]) == ("train.py", line)
+    assert growth["bytes"] == 64 * 2048 * 4 + 64 * 256 * 4  # the output, and the input that its graph retains
+    free = 256 * 1024**2 - answer["peak_allocated_bytes"]
+    assert growth["steps_left"] == pytest.approx(free / growth["bytes"], rel=0.1)
+    assert answer["notes"][0] == (
+        f"Memory grows by 576.0 KiB per step, allocated at train.py:{line}. If it continues to grow, memory runs out "
+        f"after about {growth['steps_left']} steps"
+    )
+
+
 def test_the_batch_size_can_be_overridden(tmp_path: Path) -> None:
     small = answer_of(estimate(tmp_path, TRAINING, before=("--batch-size", "16")))
     large = answer_of(estimate(tmp_path, TRAINING, before=("--batch-size", "4096"), gpu="4GiB"))

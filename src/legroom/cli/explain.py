@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from legroom import schemas
-from legroom.cli.options import Format, FormatOption
+from legroom.cli.options import Format, FormatOption, VerboseOption
 from legroom.errors import InputError
 from legroom.log import say
 
@@ -28,6 +28,7 @@ def explain(
         bool,
         typer.Option("--checks/--no-checks", help="Also check this machine's memory, versions and limits."),
     ] = True,
+    verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Explain an error: its possible causes, a check for each cause, and the fix."""
@@ -52,7 +53,7 @@ def explain(
     from legroom.diagnose.explain.explain import explain_file
     from legroom.diagnose.explain.machine_checks import check_machine
     from legroom.show.common.progress import progress_line
-    from legroom.show.explain.explanation import render_explanation
+    from legroom.show.explain.explanation import render_explanation, render_short_explanation
     from legroom.units import format_size
 
     if what == "-" and sys.stdin is None:
@@ -68,5 +69,7 @@ def explain(
     if format == Format.JSON:
         print(json.dumps(explanation.as_json(), indent=2))
     else:
-        print_to(sys.stdout, render_explanation(explanation))
+        source = what if Path(what).is_file() else ""
+        shown = render_explanation(explanation) if verbose else render_short_explanation(explanation, source)
+        print_to(sys.stdout, shown)
     return 0

@@ -21,7 +21,7 @@ from legroom.predict.options.names import MemoryOption
 from legroom.predict.options.plan import PlannedOption, finish_plan, start_plan
 from legroom.predict.tracing.copying import DeviceCopies, standard_step
 from legroom.predict.tracing.resize import batch_size_of, resized
-from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.trace import GROWTH_STEPS, Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, torch_log_disabled
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -139,10 +139,14 @@ class _Target:
                 def step() -> None:
                     function(*arguments)
 
-            for _ in range(self._steps):
+            steps = self._steps
+            for _ in range(steps):
                 step()
+            while 1 < steps < GROWTH_STEPS and trace.has_grown():
+                step()
+                steps += 1
             finish(trace, device)
-            trace.steps = self._steps
+            trace.steps = steps
         return trace
 
     def search(self, known: Trace, *, multiple_of: int = 1, safe: bool = False) -> BatchSearch:

@@ -2,7 +2,8 @@
 the peak.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from legroom import schemas
@@ -10,9 +11,42 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.observe.notes import COMMUNICATION, COMMUNICATION_EXCLUDED, ONE_STEP
-from legroom.predict.fit import FitVerdict, non_torch_bytes, replay, safe_reserved, verdict
-from legroom.predict.tracing.trace import Mode, Trace
+from legroom.predict.fit import (
+    FitVerdict,
+    available_bytes,
+    non_torch_bytes,
+    replay,
+    safe_reserved,
+    verdict,
+)
+from legroom.predict.requests import ReplayPeaks
+from legroom.predict.tracing.trace import GROWTH_STEPS, MIN_GROWTH, REPEATED_STEPS, Mode, Trace
 from legroom.units import format_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGrowth:
+    """The growth of the allocated memory from step to step."""
+
+    bytes: int
+    file: str | None
+    """The file and line that allocate the largest part, or None if no line of the user's code is known."""
+    line: int | None
+    steps_left: int | None
+    """The number of steps after which memory runs out, counted from the start of the training, or None if the script
+    does not fit."""
+
+    @property
+    def note(self) -> str:
+        where = f", allocated at {os.path.basename(self.file)}:{self.line}" if self.file else ""
+        note = f"Memory grows by {format_size(self.bytes)} per step{where}"
+        if self.steps_left is None:
+            return note
+        return f"{note}. If it continues to grow, memory runs out after about {self.steps_left:,} steps"
+
+
+MAX_STEPS_LEFT = 100_000
+"""A growth that needs more steps to fill the GPU is not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -45,6 +79,9 @@ class Estimate:
     trace: Trace
     decided_by: Literal["training", "validation"] = "training"
     notes: tuple[str, ...] = ()
+    growth: StepGrowth | None = None
+    """The memory that every traced step leaves allocated, in addition to the memory that the step before left, or None.
+    """
 
     @property
     def fits(self) -> bool:
@@ -97,6 +134,7 @@ class Estimate:
             "mode": self.mode,
             "gpu": self.gpu.name,
             "decided_by": self.decided_by,
+            "growth": None if self.growth is None else asdict(self.growth),
             "notes": list(self.notes),
         }
 
@@ -141,6 +179,9 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
     ]
     if trace.lacks_second_step:
         notes.insert(0, ONE_STEP)
+    growth = _growth(trace, ledger, peaks, decision)
+    if growth is not None:
+        notes.insert(0, growth.note)
     if trace.untraced_evaluation:
         notes.insert(0, evaluation_note(trace.untraced_evaluation))
     if is_validation and trace.validates:
@@ -163,4 +204,32 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         trace=trace,
         decided_by="validation" if is_validation else "training",
         notes=tuple(notes),
+        growth=growth,
     )
+
+
+def _growth(trace: Trace, ledger: Ledger, peaks: ReplayPeaks, decision: FitVerdict) -> StepGrowth | None:
+    """Return the growth of the memory from step to step, or None if memory does not grow in the last traced steps.
+
+    At the end of the first step, a line may not have kept memory yet, so it grows in one step less.
+    """
+    if trace.steps < GROWTH_STEPS:
+        return None
+    growing = ledger.growth(min_steps=GROWTH_STEPS - 1)
+    size = sum(line.bytes_per_step for line in growing)
+    if size < MIN_GROWTH:
+        return None
+    left: int | None = None
+    if decision != "does-not-fit":
+        traced = trace.steps + REPEATED_STEPS
+        left = _rounded(traced + max(0, available_bytes(trace) - peaks.allocated) // size)
+        if left > MAX_STEPS_LEFT:
+            return None
+    largest = growing[0]
+    return StepGrowth(bytes=size, file=largest.file, line=largest.line, steps_left=left)
+
+
+def _rounded(number: int) -> int:
+    """Round a number to two significant digits."""
+    unit = int(10 ** max(0, len(str(number)) - 2))
+    return round(number / unit) * unit

@@ -429,15 +429,19 @@ def _no_search_reason(current: Estimate, seconds: float) -> str:
     """Return the reason why no other batch size is traced, or "". `seconds` is the time of the first trace.
 
     A partial step at another batch size is of little use. With real values, the largest batch that fits the GPU also
-    needs host memory and time.
+    needs host memory and time. If the script does not fit, all other sizes are smaller and need less of both.
     """
     if current.trace.is_partial:
         return "the script did not complete a step in time"
     if current.mode == "fake":
         return ""
+    if current.verdict == "does-not-fit":
+        too_long = f"the script needs real values, and one trace takes {seconds:.0f} seconds"
+        return too_long if seconds > SEARCH_SECONDS else ""
     capacity = available_bytes(current.trace)
     if seconds * max(1.0, capacity / current.peak_reserved) > MAX_TRACE_WITH_VALUES:
-        return "the script needs real values, and larger batches would take too long"
+        sizes = "larger batches" if current.fits else "other batch sizes"
+        return f"the script needs real values, and {sizes} would take too long"
     if current.fits and capacity > psutil.virtual_memory().available / 2:
         return "the script needs real values, and larger batches may need too much host memory"
     return ""

@@ -261,3 +261,26 @@ def test_a_single_step_of_an_optimizer_with_state_is_noted(
     )
     assert (ONE_STEP in result.notes) == is_noted
     assert result.as_json()["notes"] == list(result.notes)
+
+
+KEPT: list[torch.Tensor] = []
+
+
+class GrowingStep:
+    def __init__(self) -> None:
+        self.model = nn.Linear(8, 8)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def __call__(self, x: torch.Tensor) -> None:
+        KEPT.append(torch.zeros(1 << 20, device=x.device))
+        self.model(x).sum().backward()
+        self.optimizer.step()
+
+
+def test_the_growth_of_a_step_function_is_reported() -> None:
+    result = legroom.estimate(GrowingStep(), torch.zeros(4, 8), gpu="1GiB", search=False)
+    KEPT.clear()
+    assert result.steps == 4
+    assert result.growth is not None
+    assert (result.growth.bytes, result.growth.file) == (4 << 20, __file__)
+    assert result.growth.steps_left == pytest.approx(1024 / 4, rel=0.1)

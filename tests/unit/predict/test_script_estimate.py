@@ -47,3 +47,27 @@ def test_the_recommended_batch_size_is_never_larger_than_the_largest(monkeypatch
     search = BatchSearch(tried={85: True, 96: False})
     assert job._recommended(search, cast(Any, None), cast(Any, Current), 0.0) == 91
     assert search.largest == 91
+
+
+@pytest.mark.parametrize(
+    ("verdict", "seconds", "reason"),
+    [
+        ("fits", 1.0, ""),
+        ("fits", 20.0, "the script needs real values, and larger batches would take too long"),
+        ("uncertain", 20.0, "the script needs real values, and other batch sizes would take too long"),
+        ("does-not-fit", 20.0, ""),
+        ("does-not-fit", 80.0, "the script needs real values, and one trace takes 80 seconds"),
+    ],
+)
+def test_a_slow_script_that_does_not_fit_is_traced_with_smaller_batches(
+    monkeypatch: pytest.MonkeyPatch, verdict: str, seconds: float, reason: str
+) -> None:
+    class PlainTrace:
+        is_partial = False
+
+    class Current:
+        mode, fits, peak_reserved, trace = "cpu", verdict == "fits", 2 << 20, PlainTrace()
+
+    Current.verdict = verdict  # type: ignore[attr-defined]
+    monkeypatch.setattr(script_estimate, "available_bytes", lambda trace: 2 << 20)
+    assert script_estimate._no_search_reason(cast(Any, Current), seconds) == reason

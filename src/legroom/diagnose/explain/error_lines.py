@@ -34,6 +34,8 @@ class ErrorLine:
     text: str
     frames: str = ""
     """The traceback above the line, in lower case. The files of a traceback show which library raised the error."""
+    place: str = ""
+    """The last line of the user's code in the traceback, for example `train.py:42`."""
     after: str = ""
     """The text after the line, which shows whether the program continued."""
     is_background: bool = False
@@ -174,6 +176,7 @@ def _end_of_traceback(
                     kind=match[1],
                     text=message,
                     frames=_join_frames(frames),
+                    place=_user_place(frames),
                     after=after,
                     inner=inner,
                 )
@@ -205,6 +208,28 @@ def _message(kind: str, lines: list[str]) -> str:
 def _join_frames(frames: list[str]) -> str:
     return "\n".join(frames[-40:]).lower()
 
+
+def _user_place(frames: list[str]) -> str:
+    """Return the last line of a traceback that is not in an installed package, or "" if there is none."""
+    for frame in reversed(frames):
+        match = _FRAME.match(frame.strip())
+        if match is not None and _INSTALLED.search(match["file"] or "") is None:
+            return (
+                f"{match['file']}:{match['line']}"
+                if match["file"]
+                else f"cell [{match['cell']}], line {match['number']}"
+            )
+    return ""
+
+
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+)|Cell In ?\[(?P<cell>\d+)\], line (?P<number>\d+)'
+)
+"""Matches the line of a traceback that names a file, or a cell of a notebook."""
+_INSTALLED = re.compile(
+    r"(?:site|dist)-packages[\\/]|[\\/]lib[\\/]python\d|[\\/]Lib[\\/]|[\\/]torch[\\/]|^<", re.IGNORECASE
+)
+"""Matches the files of installed packages and of Python itself."""
 
 _WRAPPERS = {
     "ActorDiedError",

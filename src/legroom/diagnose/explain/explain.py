@@ -77,6 +77,8 @@ class Explanation:
     message: str = ""
     line: int | None = None
     """The line number in the log, or None if the error does not come from a log."""
+    place: str = ""
+    """The last line of the user's code in the traceback of the error, for example `train.py:42`. Not in the JSON."""
     causes: tuple[Cause, ...] = ()
     """Possible causes, most likely first."""
     figures: dict[str, int] = field(default_factory=dict)
@@ -86,7 +88,8 @@ class Explanation:
     """An earlier error in the log, often the original cause."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"schema": schemas.EXPLAIN, **asdict(self), "causes": [asdict(cause) for cause in self.causes]}
+        values = {key: value for key, value in asdict(self).items() if key != "place"}
+        return {"schema": schemas.EXPLAIN, **values, "causes": [asdict(cause) for cause in self.causes]}
 
 
 def explain(
@@ -187,10 +190,12 @@ _MAX_PASTED = 4000
 def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     earlier = _earlier(found.first)
     if found.error is not None:
-        return _explain_match(found.error, found.error.file_line if is_log else None, earlier)
+        explanation = _explain_match(found.error, found.error.file_line if is_log else None, earlier)
+        return replace(explanation, place=found.place)
     if found.unknown is not None:
         line = found.unknown.file_line if is_log else None
-        return _explain_unknown(found.unknown, line, earlier, is_handled=found.is_first_handled)
+        explanation = _explain_unknown(found.unknown, line, earlier, is_handled=found.is_first_handled)
+        return replace(explanation, place=found.place)
     return Explanation(
         kind="unknown",
         certainty="unsure",

@@ -80,6 +80,7 @@ _MAX_TRIES = 25
 _MAX_CAUSES = 3
 _FIRST_TRACEBACKS, _LAST_TRACEBACKS = 20, 40
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
+_MESSAGE_LINES = 5
 _CHAIN_LINES = 400
 """The number of lines before `During handling of the above exception` that are searched for the original error."""
 
@@ -96,6 +97,8 @@ class LogResult:
     lines: int
     is_first_handled: bool = False
     """True if the program continued after `first`."""
+    place: str = ""
+    """The last line of the user's code in the traceback of the error, or "" if it is unknown."""
     is_cut: bool = False
     """True if nothing was found and the log ends inside a traceback."""
 
@@ -261,10 +264,16 @@ class _Search:
                 first=first,
                 is_first_handled=first is not None and made_progress(after(first)),
                 lines=self._lines,
+                place=unknown.place,
             )
         is_cut = error is None and TRACEBACK in self._carried.lower()
         return LogResult(
-            error=error, unknown=None, first=self._earliest(error), lines=self._lines, is_cut=is_cut
+            error=error,
+            unknown=None,
+            first=self._earliest(error),
+            lines=self._lines,
+            place="" if error is None else _place(error, tracebacks),
+            is_cut=is_cut,
         )
 
     def _at_traceback(self, error: LogMatch | None, latest: list[LogMatch]) -> LogMatch | None:
@@ -377,6 +386,13 @@ class _Search:
             and (error is None or (found.code != error.code and found.line < error.line))
         ]
         return min(others, key=lambda found: (found.line, found.priority), default=None)
+
+
+def _place(error: LogMatch, tracebacks: list[ErrorLine]) -> str:
+    """Return the place of the traceback whose message contains the match. A message may have several lines."""
+    return next(
+        (each.place for each in reversed(tracebacks) if 0 <= error.line - each.line <= _MESSAGE_LINES), ""
+    )
 
 
 def _is_formal(text: str) -> bool:

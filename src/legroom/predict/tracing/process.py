@@ -67,7 +67,7 @@ from legroom.predict.tracing.started_processes import (
 )
 from legroom.predict.tracing.terminal import report_terminal_size
 from legroom.predict.tracing.time_limit import TimeLimit
-from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.trace import GROWTH_STEPS, Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
 from legroom.predict.tracing.workers.forked import MAX_TRACES
 from legroom.processes import can_fork, exit_with_parent
@@ -93,6 +93,8 @@ MORE_STEPS, MAX_WAIT_FOR_OPTIMIZERS = 8, 10.0
 """`MORE_STEPS` is the maximum number of additional steps that are traced until every optimizer has stepped twice.
 `MAX_WAIT_FOR_OPTIMIZERS` is the maximum time in seconds to wait for an optimizer that has not stepped yet.
 """
+MAX_WAIT_FOR_GROWTH = 10.0
+"""The maximum time in seconds after which another step is traced because memory grows."""
 MAX_FIRST_STEP = 180.0
 """The maximum time in seconds for a trace that has not completed a training step."""
 
@@ -431,6 +433,15 @@ class TracingProcess:
             for each in _parameters(optimizer)
         )
 
+    def _may_grow(self, step: int) -> bool:
+        """Return whether more steps must be traced, because the last step left more memory than the step before."""
+        return (
+            step + 1 < GROWTH_STEPS
+            and self.steps > 1
+            and time.monotonic() < self._started + MAX_WAIT_FOR_GROWTH
+            and self.trace.has_grown()
+        )
+
     def _is_before_training(self) -> bool:
         return self._evaluation_ends is not None and self.device.recorder.clock.step == 0
 
@@ -523,7 +534,12 @@ class TracingProcess:
         def on_step_end(step: int, seconds: float) -> None:
             if plain_on_step_end is not None:
                 plain_on_step_end(step, seconds)
-            if step + 1 >= self.steps and not self._training_follows() and not self._optimizers_follow(step):
+            if (
+                step + 1 >= self.steps
+                and not self._training_follows()
+                and not self._optimizers_follow(step)
+                and not self._may_grow(step)
+            ):
                 self._training_traced()
 
         clock.on_step_end = on_step_end

@@ -27,6 +27,12 @@ MAX_CUBLASLT_WORKSPACE = 4 * MiB
 """The maximum size of a cuBLASLt workspace. Larger workspaces that are never freed are attributed to cuBLAS."""
 NOT_TRACED = "The script starts processes"
 REPEATED_STEPS = 2
+GROWTH_STEPS = 4
+"""The number of steps that are traced if memory grows. Fewer steps do not show whether memory continues to grow: a
+program that keeps the results of its previous step also has more memory after the second step than after the first.
+"""
+MIN_GROWTH = 64 * 1024
+"""The minimum growth per step in bytes. Scalars, such as a list of losses, are ignored."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,6 +88,16 @@ class Trace:
                 for event in self.events
             )
         )
+
+    def has_grown(self) -> bool:
+        """Return whether a device has more memory allocated at the end of the last step than at the end of the step
+        before.
+        """
+        ends: dict[int, list[int]] = {}
+        for event in self.events:
+            if type(event) is Step:
+                ends.setdefault(event.device, []).append(event.allocated)
+        return any(len(sizes) > 1 and sizes[-1] - sizes[-2] >= MIN_GROWTH for sizes in ends.values())
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """Return all requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.

@@ -1,6 +1,7 @@
 """Formats locations, durations, counts and phases for reports."""
 
 import os
+import re
 
 from legroom.log import one_line, printable
 from legroom.memory.event_base import Frame, Phase
@@ -22,7 +23,7 @@ def format_phase(phase: str) -> str:
 
 def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
     """Format a location, for example `train.py:31` or `cell [3], line 2`. The path of a file below the working
-    directory is relative. The beginning of a long path is omitted.
+    directory is relative. The first folders of a long path are omitted, but never a part of a name.
     """
     if not file:
         return "unknown line"
@@ -34,9 +35,15 @@ def format_location(file: str | None, line: int | None, *, max_length: int = 44)
         relative = os.path.relpath(shown)
         shown = shown if relative.startswith("..") else relative
     number = f":{line}" if line else ""
-    if len(shown) + len(number) > max_length:
-        shown = "…" + shown[-(max_length - len(number) - 1) :]
-    return shown + number
+    return _shorten_path(shown, max_length - len(number)) + number
+
+
+def _shorten_path(path: str, max_length: int) -> str:
+    """Omit the first folders of a path, so that it has at most `max_length` characters. The file name stays complete."""
+    if len(path) <= max_length:
+        return path
+    ends = [f"…{path[match.start() :]}" for match in re.finditer(r"[\\/](?=[^\\/])", path)]
+    return next((end for end in ends if len(end) <= max_length), re.split(r"[\\/]", path)[-1])
 
 
 def format_frame(frame: Frame | None) -> str:

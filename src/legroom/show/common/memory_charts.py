@@ -70,6 +70,27 @@ class MemoryBar:
         yield table
 
 
+MAX_MERGED = 0.1
+MIN_CATEGORIES = 4
+
+
+def rows_of_largest(snapshot: MemorySnapshot) -> int:
+    """Return the number of rows with which `MemoryBar` merges less than `MAX_MERGED` of the used memory, but not more
+    rows than `MIN_CATEGORIES` categories, the merged row and the free memory need.
+    """
+    used = sum(share.bytes for share in snapshot.shares if not share.is_free)
+    free = sum(share.is_free for share in snapshot.shares)
+    for rows in range(free + 2, free + MIN_CATEGORIES + 1):
+        if len(snapshot.shares) <= rows:
+            return rows
+        merged = next(
+            share for share in reversed(_merge_smallest(snapshot.shares, rows)) if not share.is_free
+        )
+        if merged.bytes < MAX_MERGED * used:
+            return rows
+    return free + MIN_CATEGORIES + 1
+
+
 def _merge_smallest(shares: Sequence[MemoryShare], rows: int) -> list[MemoryShare]:
     """Merge the smallest shares into a single share, so that at most `rows` shares remain. Free memory is not merged."""
     if len(shares) <= rows:

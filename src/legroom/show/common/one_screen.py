@@ -59,7 +59,10 @@ class FirstThatFits:
 def _crop(lines: list[list[Segment]], limit: int, options: ConsoleOptions) -> list[list[Segment]]:
     if _height(lines, options) <= limit:
         return lines
-    *first, last = (Segment.adjust_line_length(line, options.max_width, pad=False) for line in lines[:limit])
+    cropped = [Segment.adjust_line_length(line, options.max_width, pad=False) for line in lines[:limit]]
+    while len(cropped) > 1 and not "".join(segment.text for segment in cropped[-1]).strip():
+        cropped.pop()  # `…` alone on a line would look like a part of the text
+    *first, last = cropped
     text = "".join(segment.text for segment in last).rstrip()
     if cell_len(text) >= options.max_width:
         text = set_cell_size(text, options.max_width - 1)

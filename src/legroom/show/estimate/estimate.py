@@ -16,7 +16,7 @@ from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import NO_VALIDATION_NOTE, SEARCH_SECONDS, ScriptEstimate
 from legroom.predict.uncertainty import version_note
 from legroom.show.common.formatting import clean, format_count, format_location
-from legroom.show.common.memory_charts import MemoryBar
+from legroom.show.common.memory_charts import MemoryBar, rows_of_largest
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits
 from legroom.show.common.sections import largest_lines, section, top_lines
 from legroom.show.common.terminal import verbatim
@@ -37,9 +37,19 @@ def render_details(result: ScriptEstimate) -> RenderableType:
 
 
 def render_short_verdict(estimate: Estimate) -> RenderableType:
-    sizes = ((6, "\n"), (5, "\n"), (5, ""), (4, ""), (3, ""))
-    versions = (Group(*_short_verdict_parts(estimate, rows, gap)) for rows, gap in sizes)
-    return FirstThatFits(versions, VERDICT_LINES)
+    snapshot = snapshot_of(estimate)
+    rows = 3 if snapshot is None else rows_of_largest(snapshot)
+    # The numbers of categories and lines. Lines are omitted before categories that use much memory.
+    sizes = [(6, 3), (rows, 3), (rows, 2), *((fewer, 2) for fewer in range(rows - 1, 2, -1))]
+    versions = (Group(*_short_verdict_parts(estimate, *size, gap)) for gap in ("\n", "") for size in sizes)
+    return FirstThatFits(versions, _verdict_lines(estimate))
+
+
+def _verdict_lines(estimate: Estimate) -> int:
+    """Return the maximum number of lines of the verdict. If the script does not fit, the options that save memory need
+    the other lines.
+    """
+    return VERDICT_LINES if estimate.verdict == "does-not-fit" else VERDICT_LINES + 1
 
 
 def render_short_details(result: ScriptEstimate) -> RenderableType:
@@ -50,18 +60,18 @@ def render_short_details(result: ScriptEstimate) -> RenderableType:
     versions = (
         Group(*gap, *_short_detail_parts(result, *each)) for each in sizes for gap in ([Text("")], [])
     )
-    return FirstThatFits(versions, MAX_LINES - VERDICT_LINES)
+    return FirstThatFits(versions, MAX_LINES - _verdict_lines(result.estimate))
 
 
-def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[RenderableType]:
+def _short_verdict_parts(estimate: Estimate, rows: int, lines: int, gap: str) -> Iterator[RenderableType]:
     yield Cropped(Text(format_verdict(estimate), style=STYLES[estimate.verdict]), 3)
-    yield from _evaluation(estimate)
+    yield from _verdict_notes(estimate)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
         yield MemoryBar(snapshot, rows=rows)
         yield Text(f"{gap}Memory by line", style="bold")
-        yield largest_lines(snapshot.top, sources_of(snapshot))
+        yield largest_lines(snapshot.top, sources_of(snapshot), lines)
 
 
 def _short_detail_parts(
@@ -83,7 +93,7 @@ def _short_detail_parts(
         yield heading
         widest = max(len(option.name) for option in (first, *others))
         yield _option(first, widest, estimate.gpu.total)
-        if option_lines:
+        if option_lines and _how(first) not in _batch(result):
             yield Cropped(Padding(Text(_how(first)), (0, 0, 0, 6)), option_lines)
         for option in others:
             yield _option(option, widest, estimate.gpu.total)
@@ -132,6 +142,8 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
 def _remark(result: ScriptEstimate) -> str:
     """Return the remark for the command that runs the script with its current batch size on a virtual GPU."""
     match result.estimate.verdict:
+        case "fits" if result.estimate.growth is not None:
+            return "names the variable that retains memory"
         case "fits":
             return "run it on a virtual GPU"
         case "uncertain":
@@ -141,7 +153,7 @@ def _remark(result: ScriptEstimate) -> str:
 
 def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
     yield Text(format_verdict(estimate), style=STYLES[estimate.verdict])
-    yield from _evaluation(estimate)
+    yield from _verdict_notes(estimate)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
@@ -149,17 +161,21 @@ def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
         yield from top_lines(snapshot.top, sources_of(snapshot))
 
 
-def _evaluation(estimate: Estimate) -> Iterator[RenderableType]:
-    """Yield the note about an evaluation that was not traced. It belongs to the verdict, because the evaluation may run
-    out of memory even if the training fits.
+def _verdict_notes(estimate: Estimate) -> Iterator[RenderableType]:
+    """Yield the notes about an evaluation that was not traced and about memory that grows from step to step. They belong
+    to the verdict, because the script may run out of memory even if the traced steps fit.
     """
+    if estimate.growth is not None:
+        yield _note(estimate.growth.note)
     if estimate.trace.untraced_evaluation:
         yield _note(evaluation_note(estimate.trace.untraced_evaluation))
 
 
 def _other_notes(estimate: Estimate) -> list[str]:
-    shown = evaluation_note(estimate.trace.untraced_evaluation)
-    return [note for note in estimate.notes if note != shown]
+    shown = {evaluation_note(estimate.trace.untraced_evaluation)}
+    if estimate.growth is not None:
+        shown.add(estimate.growth.note)
+    return [note for note in estimate.notes if note not in shown]
 
 
 def _note(note: str) -> Text:
@@ -231,6 +247,7 @@ def format_verdict(estimate: Estimate) -> str:
             )
         case "fits":
             fits = "Training fits" if estimate.trace.untraced_evaluation else "Fits"
+            fits = "Fits at first" if estimate.growth is not None else fits
             return f"{fits}: needs {needs} (at most {format_size(estimate.safe)}).{where}"
         case "uncertain":
             return f"May not fit: needs about {needs}, possibly up to {format_size(estimate.safe)}.{where}"
@@ -247,14 +264,19 @@ def _batch(result: ScriptEstimate) -> str:
         return f"Only this batch size was traced, because {result.only_size_reason}."
     if result.search is None:
         because = f", because {result.only_size_reason}" if result.only_size_reason else ""
-        return f"Only batch size {size} was traced{because}."
+        hint = _smaller_size(result) if result.only_size_reason else ""
+        return f"Only batch size {size} was traced{because}.{hint}"
     if largest is None and result.estimate.decided_by == "validation":
         cause = "validation" if estimate.trace.validates else "the code after the training steps"
         return f"No training batch size fits, because {cause} alone needs too much memory."
     if largest is None and not result.search.is_complete:
+        stopped = f"because the search stopped after {SEARCH_SECONDS:.0f} seconds"
+        smallest = min(result.search.tried)
+        if smallest >= size:
+            return f"No smaller batch size than {size} was traced, {stopped}.{_smaller_size(result)}"
         return (
-            f"Batch size {min(result.search.tried)} does not fit either (current: {size}). Smaller sizes were not "
-            f"traced, because the search stopped after {SEARCH_SECONDS:.0f} seconds."
+            f"Batch size {smallest} does not fit either (current: {size}). Smaller sizes were not traced, {stopped}."
+            f"{_smaller_size(result)}"
         )
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
@@ -272,17 +294,32 @@ def _batch(result: ScriptEstimate) -> str:
             f"stopped after {SEARCH_SECONDS:.0f} seconds.{change}"
         )
     safe = result.recommended
+    fits = "Largest batch size that fits"
+    if estimate.growth is not None:
+        fits = "Largest batch size whose first steps fit"
+        change = "" if estimate.fits else change
     if safe is None:
         return (
-            f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace, but no batch size "
+            f"{fits}: {largest} (current: {size}). Confirmed by a trace, but no batch size "
             "that was traced fits with a safety margin."
         )
     if safe < largest:
         return (
-            f"Largest batch size that fits: {largest}, or {safe} with a safety margin (current: {size}). "
+            f"{fits}: {largest}, or {safe} with a safety margin (current: {size}). "
             f"Confirmed by traces.{change}"
         )
-    return f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace.{change}"
+    return f"{fits}: {largest} (current: {size}). Confirmed by a trace.{change}"
+
+
+def _smaller_size(result: ScriptEstimate) -> str:
+    """Return how to estimate a smaller batch size than those that were traced, or "" if the script fits or has no
+    DataLoader.
+    """
+    tried = result.search.tried if result.search is not None else ()
+    size = min((*tried, result.estimate.batch_size or 1))
+    if result.estimate.fits or size < 2 or result.estimate.trace.batch_size is None:
+        return ""
+    return f" To estimate a smaller batch, set it with `legroom estimate --batch-size {size // 2}`."
 
 
 def _options_title(result: ScriptEstimate) -> str:

@@ -16,7 +16,7 @@ from legroom.scale.launching.hints import hint
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult, shared_gpus
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.show.common.formatting import clean, format_count, format_duration
-from legroom.show.common.one_screen import Cropped
+from legroom.show.common.one_screen import Cropped, FirstThatFits
 from legroom.show.common.terminal import verbatim
 from legroom.show.report.run_report import render_footer, render_oom
 from legroom.show.report.short_report import ShortFooter, ShortReport
@@ -95,16 +95,16 @@ def _end_parts(
         yield from _success_parts(end, last, plan, folder, verbose)
         return
     advice = hint(cause, end.host_oom_kills)
-    below = Group(
-        *([Text(f"\n{advice}", style="yellow")] if advice else []),
-        *_follower_parts(last),
-        *_shared_gpu_parts(last),
-    )
+    advised = [Text(f"\n{advice}", style="yellow")] if advice else []
+    shared = list(_shared_gpu_parts(last))
+    below = Group(*advised, *_follower_parts(last), *shared)
     if verbose:
         yield from _cause_parts(cause, last, plan, report, None)
         yield below
     else:
-        below_on_screen = Cropped(below, 12 if report is None else 4)
+        # If several ranks use one GPU, this may be the reason for the failure.
+        versions = [below, Group(*advised, *shared)] if shared else [below]
+        below_on_screen = FirstThatFits(versions, 12 if report is None else 4)
         yield from _cause_parts(cause, last, plan, report, below_on_screen)
         yield below_on_screen
     if report is not None:

@@ -37,12 +37,15 @@ def _parts(predictions: Sequence[RankPrediction], number: int | None) -> Iterato
         if number is not None and len(estimated) > number:
             more = format_count(len(estimated) - number, "rank")
             yield Text(f"  and {more} with the same or a lower prediction (--verbose shows all)", style="dim")
+    notes = dict.fromkeys(note for prediction in estimated for note in prediction.estimate.notes)  # type: ignore[union-attr]
+    if estimated and (notes or len(estimated) < len(predictions)):
+        yield Text("")
     for reason, ranks in _reasons(predictions).items():
         yield Text(
             f"No prediction for rank {', '.join(map(str, ranks))}: {clean(reason).rstrip('.')}.",
             style="yellow",
         )
-    for note in dict.fromkeys(note for prediction in estimated for note in prediction.estimate.notes):  # type: ignore[union-attr]
+    for note in notes:
         yield Text(f"{clean(note).rstrip('.')}.", style="dim")
     yield Text("\nDry run: nothing was started. Remove --dry-run to launch.")
 

@@ -7,7 +7,7 @@ After an out-of-memory error, the report is translated into the user's language.
 `legroom launch`, are in English.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -15,11 +15,12 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
+from legroom.diagnose.report.device_memory import MemorySnapshot
 from legroom.diagnose.report.run_report import RunReport
 from legroom.log import one_line
 from legroom.show.common.formatting import clean, format_location
 from legroom.show.common.language import Words, translate
-from legroom.show.common.memory_charts import MemoryBar, StepSparkline
+from legroom.show.common.memory_charts import MemoryBar, StepSparkline, rows_of_largest
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits, count_lines, fits_line
 from legroom.show.common.sections import largest_lines
 from legroom.show.report.run_report import (
@@ -35,7 +36,6 @@ from legroom.show.report.run_report import (
 )
 from legroom.units import format_size
 
-TOP_LINES = 3
 MAX_COMMAND_LINES = 3
 
 
@@ -49,6 +49,8 @@ class _Level(NamedTuple):
     variables that retain memory, and the peak of each step.
     """
     gap: str = "\n"
+    lines: int = 3
+    """The number of lines of code in the table "Memory by line"."""
 
 
 _LEVELS = (
@@ -100,8 +102,25 @@ class ShortReport:
             for level in _LEVELS
             if count_lines(_padded(_suggestion(self._report, level)), console, options) <= level.advice
         )
-        versions = (Group(*_parts(self._report, level)) for level in (*complete, *_CROPPED))
+        levels = _with_main_categories(self._report, (*complete, *_CROPPED))
+        versions = (Group(*_parts(self._report, level)) for level in levels)
         yield FirstThatFits(versions, max(MAX_LINES - used, 6))
+
+
+def _with_main_categories(report: RunReport, levels: Iterable[_Level]) -> Iterator[_Level]:
+    """Before each level that merges categories that use much memory, yield a level with a row more for categories and a
+    line of code less. After an out-of-memory error, the lines of code are more important.
+    """
+    snapshot = _snapshot(report)
+    wanted = 0 if snapshot is None or report.failed_with_oom else rows_of_largest(snapshot)
+    for level in levels:
+        if level.rows < wanted:
+            yield level._replace(rows=level.rows + 1, lines=level.lines - 1)
+        yield level
+
+
+def _snapshot(report: RunReport) -> MemorySnapshot | None:
+    return report.oom.snapshot if report.failed_with_oom and report.oom is not None else report.peak
 
 
 class ShortFooter:
@@ -156,7 +175,7 @@ def _parts(report: RunReport, level: _Level) -> Iterator[RenderableType]:
         yield Cropped(Text(format_caught(report, report.oom), style="yellow"), 2)
     if report.spilled is not None:
         yield Cropped(Text(words(format_spill(report.spilled, report.seconds))), 4)
-    snapshot = oom.snapshot if oom is not None else report.peak
+    snapshot = _snapshot(report)
     if snapshot is None:
         if report.ending.exit_code == 0:
             yield Text('Check that the script moves the model and the data to the GPU: .to("cuda").')
@@ -165,10 +184,10 @@ def _parts(report: RunReport, level: _Level) -> Iterator[RenderableType]:
         yield _heading(words(title), words(format_device(report.device)), level)
         yield MemoryBar(snapshot, rows=level.rows, words=words)
         if snapshot.top:
-            more = len(snapshot.top) - TOP_LINES
-            remark = words(f"the largest 3 of {len(snapshot.top)}") if more > 0 else ""
+            more = len(snapshot.top) - level.lines
+            remark = words(f"the largest {level.lines} of {len(snapshot.top)}") if more > 0 else ""
             yield _heading(words("Memory by line"), remark, level)
-            yield largest_lines(snapshot.top, report.sources, TOP_LINES, words=words)
+            yield largest_lines(snapshot.top, report.sources, level.lines, words=words)
         yield from _extras(report, level)
     yield from _first_suggestion(report, level)
 

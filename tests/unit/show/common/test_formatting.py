@@ -21,8 +21,14 @@ def test_other_file_keeps_its_absolute_path(tmp_path, monkeypatch):
 
 def test_long_path_is_shortened_at_the_start():
     shown = format_location("/a" * 50 + "/model.py", 31, max_length=20)
-    assert shown.endswith("/model.py:31")
-    assert len(shown) == 20
+    assert shown == "…/a/a/a/model.py:31"
+
+
+def test_the_names_in_a_long_path_stay_complete():
+    path = "/home/user/experiments/vision_transformers/train_with_mixup.py"
+    assert format_location(path, 8) == "…/vision_transformers/train_with_mixup.py:8"
+    assert format_location(path, 8, max_length=30) == "…/train_with_mixup.py:8"
+    assert format_location(path, 8, max_length=10) == "train_with_mixup.py:8"
 
 
 def test_missing_file_is_an_unknown_line():

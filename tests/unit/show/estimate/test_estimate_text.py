@@ -10,7 +10,7 @@ from torch import nn
 import legroom
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.predict.api import _Target
-from legroom.predict.estimate import Estimate, estimate_from_trace
+from legroom.predict.estimate import Estimate, StepGrowth, estimate_from_trace
 from legroom.predict.largest_batch import BatchSearch
 from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import NO_VALIDATION_NOTE, ScriptEstimate
@@ -22,6 +22,7 @@ from legroom.show.estimate.estimate import (
     render_short_details,
     render_short_verdict,
     render_verdict,
+    snapshot_of,
 )
 from legroom.units import MiB, format_size
 
@@ -136,6 +137,41 @@ def test_a_search_that_stopped_early_reports_its_bounds() -> None:
     assert "Batch size 512 fits (current: 64). Batch size 1024 does not fit. Other sizes" in text
 
 
+@pytest.mark.parametrize(
+    ("tried", "sentence"),
+    [
+        (
+            {},
+            "Only batch size 64 was traced, because the script needs real values, and one trace takes 80 seconds.",
+        ),
+        (
+            {64: False},
+            "No smaller batch size than 64 was traced, because the search stopped after 60 seconds.",
+        ),
+        (
+            {64: False, 32: False},
+            "Batch size 32 does not fit either (current: 64). Smaller sizes were not traced, because the search",
+        ),
+    ],
+)
+def test_a_script_that_does_not_fit_gets_the_command_for_a_smaller_batch(
+    tried: dict[int, bool], sentence: str
+) -> None:
+    now = estimated("100MiB")
+    now.trace.batch_size = 64
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(now, batch_size=64, max_batch_size=None),
+        search=BatchSearch(tried=tried, is_complete=False) if tried else None,
+        options=(),
+        only_size_reason="the script needs real values, and one trace takes 80 seconds",
+    )
+    text = " ".join(render_to_string(render_details(result), width=80).split())
+    smaller = min([64, *tried]) // 2
+    assert sentence in text
+    assert f"To estimate a smaller batch, set it with `legroom estimate --batch-size {smaller}`." in text
+
+
 def test_an_option_has_its_peak_its_cost_and_the_change_to_make() -> None:
     option = PlannedOption(
         name="fused optimizer",
@@ -223,6 +259,31 @@ def test_a_short_estimate_fits_on_a_screen(options: int) -> None:
     assert "\n  legroom run --gpu 100MiB train.py --option value" in text
 
 
+def test_the_merged_row_of_a_short_estimate_hides_little_memory() -> None:
+    now = estimated("rtx4090")
+    text = render_to_string(render_short_verdict(now), width=80)
+    assert len(text.splitlines()) <= 14
+    rows = text.partition("Memory at the peak")[2].partition("\n\n")[0].splitlines()[1:]
+    merged = [each.bytes for each in snapshot_of(now).shares if not any(each.label in row for row in rows)]
+    assert 4 <= sum("smaller part" not in row and "free" not in row for row in rows) <= 5
+    assert sum(merged) < 0.1 * now.peak_device
+    assert "\n\nMemory by line\n" in text
+
+
+def test_a_short_estimate_names_the_change_of_the_batch_size_once() -> None:
+    setting = BatchSetting(name="-b", value=64, rank=0, text=f"-b {SIZE}", arguments=("-b", SIZE))
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("100MiB"), max_batch_size=32),
+        search=BatchSearch(tried={64: False, 32: True}),
+        options=(replace(SMALLER_BATCH, how="use `-b 32`"),),
+        batch_setting=setting,
+        recommended=32,
+    )
+    text = " ".join(render_to_string(render_short_details(result), width=80).split())
+    assert text.count("Use `-b 32`.") == 1
+
+
 def test_a_short_estimate_shows_the_first_option_and_the_next_command() -> None:
     now = replace(estimated("100MiB"), max_batch_size=None)
     result = ScriptEstimate(
@@ -268,6 +329,25 @@ def test_an_evaluation_that_was_not_traced_is_reported_below_the_verdict() -> No
     result = ScriptEstimate(script="train.py", estimate=now, search=None, options=())
     for details in (render_short_details, render_details):
         assert "was not traced and" not in render_to_string(details(result), width=120), "shown once"
+
+
+def test_memory_that_grows_is_reported_below_the_verdict() -> None:
+    growth = StepGrowth(bytes=3 * MiB, file="/project/train.py", line=31, steps_left=1200)
+    now = estimated("8GiB")
+    now = replace(now, growth=growth, notes=(growth.note, *now.notes), max_batch_size=512)
+    for render in (render_short_verdict, render_verdict):
+        verdict, note, *_ = render_to_string(render(now), width=200).splitlines()
+        assert verdict.startswith("Fits at first: needs ")
+        assert note == (
+            "Memory grows by 3.00 MiB per step, allocated at train.py:31. If it continues to grow, memory runs out "
+            "after about 1,200 steps."
+        ).replace("3.00", "3.0")
+    search = BatchSearch(tried={64: True, 512: True})
+    result = ScriptEstimate(script="train.py", estimate=now, search=search, options=(), recommended=512)
+    text = " ".join(render_to_string(render_short_details(result), width=120).split())
+    assert "Largest batch size whose first steps fit: 512 (current: 64)." in text
+    assert "legroom run --gpu 8GiB train.py # names the variable that retains memory" in text
+    assert "Memory grows" not in text, "shown once"
 
 
 def test_a_short_estimate_shows_the_note_about_versions_only_if_there_is_no_other_note() -> None:

@@ -135,3 +135,17 @@ def test_a_launch_that_ran_out_of_memory_fits_on_a_screen(make_run):
     text = render_to_string(render_launch_end(end, plan(), FOLDER, run.report()))
     assert "Suggested change  LG603" in text
     assert "rank 1: ValueError: a" in text
+
+
+def test_ranks_that_share_a_gpu_are_named_next_to_an_out_of_memory_error(make_run):
+    run = make_run(arguments=["--batch-size", "256"])
+    run.alloc(100, Category.ACTIVATION, line=11)
+    run.oom(1000, line=11)
+    run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.", "Traceback")
+    error = "torch.OutOfMemoryError: CUDA out of memory."
+    facts = {"device": 0, "capacity": 1 << 30, "steps": 5, "peak_reserved": 1 << 29, "peak_allocated": 1}
+    ranks = tuple(rank(number, code=1, error=error, **facts) for number in range(2))
+    end = LaunchResult(attempts=(LaunchAttempt(number=0, seconds=4.0, ranks=ranks),))
+    text = render_to_string(render_launch_end(end, plan(), FOLDER, run.report()))
+    assert "Ranks 0 and 1 both used GPU 0. Give each rank its own GPU" in text
+    assert "\n…\n" not in text

@@ -152,6 +152,11 @@ def test_rows_of_the_bar_add_up_to_the_device(failed):
     assert sum(sizes) == pytest.approx(1000, abs=0.5)
 
 
+def test_an_ellipsis_is_not_alone_on_a_line():
+    text = render_to_string(Cropped(Text("first\n\nsecond\nthird"), 2), width=40)
+    assert text == "first…\n"
+
+
 def test_the_first_of_several_leaks_is_shown_with_their_number(make_run):
     run = make_run()
     run.source(CODE)
