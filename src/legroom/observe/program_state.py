@@ -135,9 +135,8 @@ def _untrained_modules(module: nn.Module, trained: set[int], path: str = "") -> 
 
 def _handled_errors(seconds: float) -> Iterator[HandledError]:
     """Yield the `except` blocks, of any thread, that are handling an earlier out-of-memory error."""
-    for error in sys._current_exceptions().values():
-        if isinstance(error, tuple):  # Python 3.11
-            error = error[1]
+    for handled in sys._current_exceptions().values():
+        error: BaseException | None = handled[1] if isinstance(handled, tuple) else handled
         while error is not None:
             frame = error.__traceback__.tb_frame if error.__traceback__ is not None else None
             if _is_out_of_memory(error) and frame is not None and is_user_file(frame.f_code.co_filename):

@@ -35,7 +35,7 @@ class BatchChange:
             return f"{setting.how(self.size)} (currently {before}){also}"
         also = f" and `{other.text_with(self.size)}`" if other else ""
         if not setting.is_given:
-            return f"Add `{self.text}`{also} (the default is {before})"
+            return f"Add `{self.text}` (the default is {before}){also}"
         return f"Use `{self.text}`{also} instead of `{setting.text_with(before)}`"
 
     @property

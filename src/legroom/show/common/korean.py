@@ -182,6 +182,9 @@ CATALOGUE = {
     "Gradients from the previous step are still alive during evaluation: {size:size}.": (
         "평가 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
     ),
+    "Gradients from the previous step are still alive during this operation, after the training: {size:size}.": (
+        "학습이 끝난 뒤의 이 연산 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
+    ),
     "Gradients from the previous step are still alive during this forward pass: {size:size}.": (
         "이 forward pass 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
     ),
@@ -189,7 +192,56 @@ CATALOGUE = {
     "Call `optimizer.zero_grad(set_to_none=True)` before the forward pass, unless you accumulate gradients.": (
         "gradient accumulation을 하지 않는다면 forward pass 전에 `optimizer.zero_grad(set_to_none=True)`를 호출하세요."
     ),
+    "Other attributes of `{name}` grow as well.": "`{name}`의 다른 속성도 커지고 있습니다.",
+    "It retains {size:size}.": "총 {size}를 붙잡고 있습니다.",
+    "{size:size} of the failed attempt is still alive during the retry.": "재시도하는 동안 실패한 시도의 메모리 {size}가 아직 남아 있습니다.",
+    "Retry after the `except` block instead of inside the block, where the exception retains the tensors of the failed attempt.": (
+        "`except` 블록 안이 아니라 블록이 끝난 뒤에 다시 시도하세요. 블록 안에서는 예외가 실패한 시도의 텐서를 붙잡고 있습니다."
+    ),
+    "{size:size} of activations from earlier passes are still alive.": "이전 pass의 activation {size}가 아직 남아 있습니다.",
+    "This call saves {size:size} of activations that no backward pass needs.": (
+        "이 호출은 어떤 backward pass도 쓰지 않는 activation {size}를 저장합니다."
+    ),
+    "Call this `{model}` in `with torch.no_grad():`, or freeze it with `requires_grad_(False)`, because no optimizer updates it.": (
+        "이 `{model}`을 갱신하는 optimizer가 없으므로 `with torch.no_grad():` 안에서 호출하거나 `requires_grad_(False)`로 고정하세요."
+    ),
+    "Gradients and activations that no optimizer uses need {size:size}.": (
+        "어떤 optimizer도 쓰지 않는 gradient와 activation이 {size}를 차지합니다."
+    ),
+    "Freeze {names} of `{model}` before the training with `requires_grad_(False)`, because no optimizer updates their parameters.": (
+        "파라미터를 갱신하는 optimizer가 없으므로, 학습 전에 `{model}`의 {names}을(를) `requires_grad_(False)`로 고정하세요."
+    ),
+    "This operation compares each sample with all others, and its result needs {size:size}.": (
+        "이 연산은 각 샘플을 다른 모든 샘플과 비교하고, 결과가 {size}를 차지합니다."
+    ),
+    "Give `{column}` and `{row}` the same shape, for example with `{call}`.": (
+        "`{column}`과 `{row}`의 shape을 같게 하세요. 예: `{call}`."
+    ),
+    "Their shapes ({n:number}, 1) and ({m:number},) broadcast to ({k:number}, {l:number}).": (
+        "shape ({n}, 1)과 ({m},)이 ({k}, {l})로 broadcast됩니다."
+    ),
+    "This line uses {size:size}.": "이 줄은 {size}를 씁니다.",
+    "{holder} still retains {size:size} that nothing else uses.": "{holder}이(가) 다른 곳에서 쓰지 않는 {size}를 아직 붙잡고 있습니다.",
+    "Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file.": (
+        "가중치는 GPU에 하나만 두세요. 모델이나 state를 `{name}`에 넣기 전에 host로 옮기거나(`.cpu()`) 파일에 저장하세요."
+    ),
     # --- advice: less memory
+    "Limit the size of the samples: truncate, crop or split them.": "샘플의 크기를 제한하세요. 자르거나 crop하거나 나누세요.",
+    "This input has the shape {shape}, and the first input had the shape {first}.": (
+        "이 입력의 shape은 {shape}이고, 첫 입력의 shape은 {first}였습니다."
+    ),
+    "The batch has one sample, so a smaller batch is not possible.": "batch에 샘플이 하나뿐이어서 batch를 더 줄일 수 없습니다.",
+    "This sample uses {size:size}.": "이 샘플은 {size}를 씁니다.",
+    "The attention scores of all pairs of positions use {size:size}.": "모든 위치 쌍의 attention score가 {size}를 차지합니다.",
+    "Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not store the scores.": (
+        "score를 저장하지 않는 `torch.nn.functional.scaled_dot_product_attention(q, k, v)`로 이 attention을 계산하세요."
+    ),
+    "Their size grows with the square of the sequence length.": "score의 크기는 시퀀스 길이의 제곱에 비례합니다.",
+    "`{model}` computes in float64, which needs twice the memory of float32.": (
+        "`{model}`은 float64로 계산하며, float32보다 메모리가 두 배 필요합니다."
+    ),
+    "Convert the model and its inputs to float32 (`.float()`).": "모델과 입력을 float32로 바꾸세요(`.float()`).",
+    "NumPy arrays are float64 by default.": "NumPy 배열의 기본 dtype은 float64입니다.",
     "This operation alone requires {requested:size}, but PyTorch can use at most {budget:size} on this device.": (
         "이 연산 하나에 {requested}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 최대 {budget}입니다."
     ),
@@ -336,7 +388,7 @@ CATALOGUE = {
     "Use `{new}` instead of `{old}`.": "`{old}` 대신 `{new}` 설정을 쓰세요.",
     "Use `{new}` and `{evaluation}` instead of `{old}`.": "`{old}` 대신 `{new}`, `{evaluation}` 설정을 쓰세요.",
     "Add `{new}` (the default is {before:number}).": "`{new}` 설정을 추가하세요(기본값은 {before}).",
-    "Add `{new}` and `{evaluation}` (the default is {before:number}).": (
+    "Add `{new}` (the default is {before:number}) and `{evaluation}`.": (
         "`{new}`, `{evaluation}` 설정을 추가하세요(기본값은 {before})."
     ),
     "Set `{new}` in {file}, line {line:number} (currently {before:number}) and `{evaluation}` in {other}, line {at:number}.": (

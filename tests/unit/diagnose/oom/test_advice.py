@@ -907,14 +907,17 @@ def test_larger_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
     add_setting(large_batch, "--batch-size", 64)
     add_setting(large_batch, "--test-batch-size", 1000, rank=6)
     finding = large_batch.advice()["LG603"]
-    assert finding.fix.startswith("Add `--batch-size 32` and `--test-batch-size 32` (the default is 64).")
+    assert finding.fix.startswith("Add `--batch-size 32` (the default is 64) and `--test-batch-size 32`.")
     assert finding.evidence["arguments"] == ["--test-batch-size", "32", "--batch-size", "32"]
 
 
 def test_equal_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
     add_setting(large_batch, "--test-batch-size", 64, rank=6)
     add_setting(large_batch, "--batch-size", 64)
-    assert "`--batch-size 32` and `--test-batch-size 32`" in large_batch.advice()["LG603"].fix
+    assert (
+        "`--batch-size 32` (the default is 64) and `--test-batch-size 32`"
+        in large_batch.advice()["LG603"].fix
+    )
 
 
 def test_both_batch_sizes_in_files_are_edited(large_batch):
