@@ -33,6 +33,12 @@ from legroom.observe.source.loaded_once import is_loaded_once
 if TYPE_CHECKING:
     from legroom.diagnose.lint.finding import LintFinding
 
+_BEFORE_ELEMENTWISE = (
+    "aten.convolution",
+    "aten.addmm",
+    "aten.native_batch_norm",
+    "aten.cudnn_batch_norm",
+)
 MIN_PROGRESS = 1e-6
 """A smaller fraction of a forward pass can only come from a damaged capture."""
 
@@ -372,6 +378,10 @@ class Evidence:
             total += (
                 2 * self.oom.requested
             )  # the loss and its backward pass create results of the size of the output
+        elif self.saves_nothing and self.oom.op in _BEFORE_ELEMENTWISE:
+            total += (
+                self.oom.requested
+            )  # an elementwise operation usually follows, with a result of the same size
         total = max(total, so_far + self._rest_of_earlier_pass)
         if calls is not None:
             total = total * calls.most // calls.total

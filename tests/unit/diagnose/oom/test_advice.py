@@ -1609,3 +1609,12 @@ def test_model_in_float64_is_converted_first(make_run, dtype, found):
     add_optimizer(run, trainable=100, state=0)
     add_model_call(run, started=0.0, trained=100, trainable=100, untrained=(), dtype=dtype)
     assert (next(iter(run.advice())) == "LG422") is found
+
+
+@pytest.mark.parametrize(("op", "fraction"), [("aten.relu", 0.43), ("aten.convolution", 0.32)])
+def test_evaluation_needs_another_result_after_a_convolution(make_run, op, fraction):
+    run = make_run(arguments=["--test-batch-size", "100"])
+    run.alloc(600, RESULT)
+    run.oom(600, op=op)
+    add_call(run, True, gradients=False, batch_size=100, samples=100)
+    assert run.advice()["LG603"].evidence["fraction"] == pytest.approx(fraction, abs=0.12)
