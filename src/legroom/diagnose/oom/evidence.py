@@ -38,6 +38,9 @@ _BEFORE_ELEMENTWISE = (
     "aten.addmm",
     "aten.native_batch_norm",
     "aten.cudnn_batch_norm",
+    "conv._conv_forward",  # names in a CUDA history
+    "linear.forward",
+    "functional.batch_norm",
 )
 MIN_PROGRESS = 1e-6
 """A smaller fraction of a forward pass can only come from a damaged capture."""

@@ -21,6 +21,7 @@ from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
 from legroom.observe.source.later_uses import assigned_names, is_used_later
+from legroom.observe.source.operations import is_arithmetic
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
@@ -232,11 +233,10 @@ def broadcast_by_mistake(evidence: Evidence) -> Iterator[Finding]:
         squares = range(pair.bytes, pair.bytes + 512)
         created = [each for each in evidence.allocations() if each.step == oom.step and each.bytes in squares]
         is_request = oom.requested in squares
-        first = created[-1] if created else None  # the latest allocation comes first
-        op = (oom.op if first is None else first.op).rpartition(".")[2]
-        if any(each.op.rpartition(".")[2] in _PRODUCTS for each in created):
+        first = created[-1] if created else oom  # the latest allocation comes first
+        if not (created or is_request) or not _combines(first.op, first.frame):
             continue
-        if not (first or is_request) or not any(each in op for each in _COMBINES):
+        if any(each.op.rpartition(".")[2] in _PRODUCTS for each in created):
             continue
         alive = [each for each in evidence.state.live if each.bytes in squares]
         size = bytes_of(alive) + oom.requested * is_request
@@ -248,12 +248,19 @@ def broadcast_by_mistake(evidence: Evidence) -> Iterator[Finding]:
             message=f"This operation compares each sample with all others, and its result needs {format_size(pair.bytes)}.",
             fix=f"Give `{pair.column}` and `{pair.row}` the same shape, for example with `{pair.column}.squeeze(1)`. Their "
             f"shapes ({n}, 1) and ({n},) broadcast to ({n}, {n}).",
-            **location(oom.frame if first is None else first.frame),
+            **location(first.frame),
             bytes=size,
             saves=size,
             evidence={"variables": [pair.column, pair.row], "samples": n},
         )
         return
+
+
+def _combines(op: str, frame: Frame | None) -> bool:
+    """Return whether an operation combines the elements of two tensors. If the operation is unknown, its line decides."""
+    if op:
+        return any(each in op.rpartition(".")[2] for each in _COMBINES)
+    return frame is not None and is_arithmetic(frame)
 
 
 def large_tensors_in_source(evidence: Evidence) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer
 from legroom.memory.event_base import Category, Phase
 from legroom.memory.events import Alloc, Oom
-from legroom.observe.source.attention import attention_lines
+from legroom.observe.source.operations import attention_at
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
@@ -497,40 +497,39 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
     if oom.phase not in (Phase.FORWARD, Phase.BACKWARD):
         return
     kinds = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
-    forward = [each for each in evidence.live(*kinds) if each.frame is not None]
-    frames = [each.frame for each in forward if each.op == "aten._softmax"]
-    for frame in dict.fromkeys([*frames, oom.frame]):
-        lines = attention_lines(frame) if frame is not None else None
-        if frame is None or lines is None:
+    places = {each.frame for each in evidence.live(*kinds)} | {oom.frame}
+    for frame in sorted(each for each in places if each is not None):
+        attention = attention_at(frame)
+        if attention is None:
             continue
         inside = [
             each
-            for each in forward
-            if each.frame and each.frame.file == frame.file and each.frame.line in lines
+            for each in evidence.live(*kinds)
+            if each.frame is not None and each.frame.file == frame.file and each.frame.line in attention.lines
         ]
-        is_inside = oom.frame is not None and oom.frame.file == frame.file and oom.frame.line in lines
-        scores = max(
-            (each.block_bytes for each in inside if each.op == "aten._softmax"), default=oom.requested
-        )
+        failed = oom.frame is not None and oom.frame.file == frame.file and oom.frame.line in attention.lines
+        scores = [
+            each.block_bytes for each in inside if each.frame and each.frame.line in attention.softmax_lines
+        ]
+        largest = max(scores, default=oom.requested if failed else 0)
+        if not largest:
+            continue
         # The queries, keys and values are smaller than the scores.
-        size = bytes_of([each for each in inside if each.block_bytes * 4 >= scores])
-        size += oom.requested * (is_inside and oom.requested * 4 >= scores)
-        needed = (
-            int(size / max(evidence.step_progress or 1.0, MIN_PROGRESS))
-            if oom.phase is Phase.FORWARD
-            else size
-        )
+        size = bytes_of([each for each in inside if each.block_bytes * 4 >= largest])
+        size += oom.requested * (failed and oom.requested * 4 >= largest)
         if size < (oom.allocated + oom.requested) * 0.5:
             continue
+        progress = evidence.step_progress if oom.phase is Phase.FORWARD else None
         yield Finding(
             code="LG616",
             message=f"The attention scores of all pairs of positions use {format_size(size)}.",
             fix="Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not "
             "store the scores. Their size grows with the square of the sequence length.",
-            **location(frame),
+            file=frame.file,
+            line=min(attention.softmax_lines),
             bytes=size,
             saves=size,
-            evidence={"saves_in_pass": needed},
+            evidence={"saves_in_pass": int(size / max(progress or 1.0, MIN_PROGRESS))},
         )
         return
 

@@ -1570,15 +1570,16 @@ def forward(self, x):
 
 
 @pytest.mark.parametrize(("softmax", "found"), [("softmax", True), ("sigmoid", False)])
-def test_attention_that_stores_its_scores(make_run, tmp_path, monkeypatch, softmax, found):
+@pytest.mark.parametrize("ops", [("aten.bmm", "aten._softmax"), ("", "")])  # a CUDA history has no operations
+def test_attention_that_stores_its_scores(make_run, tmp_path, monkeypatch, softmax, found, ops):
     file = tmp_path / "model.py"
     file.write_text(ATTENTION.replace("softmax", softmax))
     monkeypatch.setattr("example_runs.TRAIN", str(file))
     run = make_run()
     run.alloc(50, PARAMETER, line=1)
     run.alloc(20, ACTIVATION, line=3, op="aten.addmm")
-    run.alloc(400, ACTIVATION, line=4, op="aten.bmm")
-    run.alloc(400, ACTIVATION, line=5, op="aten._softmax")
+    run.alloc(400, ACTIVATION, line=4, op=ops[0])
+    run.alloc(400, ACTIVATION, line=5, op=ops[1])
     run.oom(200, line=6)
     advice = run.advice()
     assert (next(iter(advice)) == "LG616") is found
@@ -1618,3 +1619,24 @@ def test_evaluation_needs_another_result_after_a_convolution(make_run, op, fract
     run.oom(600, op=op)
     add_call(run, True, gradients=False, batch_size=100, samples=100)
     assert run.advice()["LG603"].evidence["fraction"] == pytest.approx(fraction, abs=0.12)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("error = pred - target", True),
+        ("loss = F.mse_loss(pred, target)", True),
+        ("scores = (pred @ target.T) * 2", False),
+        ("kernel = torch.empty(n, n)", False),
+    ],
+)
+def test_line_decides_whether_an_unknown_operation_broadcasts(make_run, tmp_path, monkeypatch, line, found):
+    file = tmp_path / "train.py"
+    file.write_text(f"def loss(pred, target):\n    {line}\n")
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.alloc(400, ACTIVATION, op="", line=2)
+    run.oom(600, op="", line=2)
+    run.events.append(BroadcastTensors(0.5, "pred", "target", 10_000, 400 * MiB, str(file), "loss"))
+    assert ("LG615" in run.advice()) is found

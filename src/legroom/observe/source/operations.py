@@ -1,0 +1,71 @@
+"""Recognizes operations by the source of their lines. The CUDA allocator does not record operations."""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from legroom.memory.event_base import Frame
+from legroom.observe.source.files import find_function_at, tree_of
+
+_PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
+
+
+class Attention(NamedTuple):
+    """A function that computes attention with two matrix products and a softmax."""
+
+    lines: range
+    softmax_lines: frozenset[int]
+
+
+def attention_at(frame: Frame) -> Attention | None:
+    """Return the function that contains a line, if the function computes attention."""
+    tree = tree_of(frame.file)
+    if tree is None:
+        return None
+    function = find_function_at(tree, frame.line)
+    softmax = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and _name_of(node.func).lower().endswith("softmax")
+    ]
+    if not softmax or len(list(_products(function))) < 2 or isinstance(function, ast.Module):
+        return None
+    lines = (range(node.lineno, (node.end_lineno or 0) + 1) for node in softmax)
+    first, last = getattr(function, "lineno", 0), getattr(function, "end_lineno", 0)
+    return Attention(range(first, last + 1), frozenset(line for each in lines for line in each))
+
+
+def is_arithmetic(frame: Frame) -> bool:
+    """Return whether a line combines tensors with an operator such as `-`, or calls a loss, without a matrix product."""
+    tree = tree_of(frame.file)
+    statements = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
+        and node.lineno <= frame.line <= (node.end_lineno or 0)
+    ]
+    if not statements or any(any(True for _ in _products(each)) for each in statements):
+        return False
+    return any(
+        (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.Pow)
+        )
+        or (isinstance(node, ast.Call) and "loss" in _name_of(node.func).lower())
+        for statement in statements
+        for node in ast.walk(statement)
+    )
+
+
+def _products(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            yield node
+        if isinstance(node, ast.Call) and _name_of(node.func) in _PRODUCTS:
+            yield node
+
+
+def _name_of(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
