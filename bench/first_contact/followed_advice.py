@@ -112,8 +112,9 @@ def edit(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | 
         done = ", ".join(f"{change['old']} → {change['new']}" for change in changes)
         return {path: "".join(lines) for path, lines in files.items()}, done
     editors = {
-        "LG101": _lint_fix, "LG105": _lint_fix, "LG201": _under_no_grad, "LG102": _delete, "LG103": _zero_grad_first,
-        "LG605": _plain_sgd, "LG606": _one_by_one,
+        "LG101": _lint_fix, "LG104": _lint_fix, "LG105": _lint_fix, "LG119": _lint_fix, "LG301": _lint_fix,
+        "LG201": _under_no_grad, "LG102": _delete, "LG103": _zero_grad_first, "LG605": _plain_sgd,
+        "LG606": _one_by_one, "LG615": _same_shape,
     }  # fmt: skip
     editor = editors.get(finding["code"])
     return editor(trial, finding) if editor is not None else None
@@ -154,13 +155,22 @@ def _under_no_grad(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str
     if not finding["file"]:
         return None
     path, lines = _read(trial, finding["file"])
-    loop = _statement_at(lines, finding["line"], (ast.For, ast.While))
-    if loop is None:
+    is_call = finding["fix"].startswith("Call this")
+    around = _statement_at(lines, finding["line"], (ast.stmt,) if is_call else (ast.For, ast.While))
+    if around is None:
         return None
-    first, last = loop.lineno - 1, loop.end_lineno
+    first, last = around.lineno - 1, around.end_lineno
     indented = textwrap.indent("".join(lines[first:last]), "    ")
-    lines[first:last] = [" " * loop.col_offset + "with torch.no_grad():\n", indented]
-    return {path: "".join(lines)}, f"no_grad around the loop in line {loop.lineno}"
+    lines[first:last] = [" " * around.col_offset + "with torch.no_grad():\n", indented]
+    return {path: "".join(lines)}, f"no_grad around line {around.lineno}"
+
+
+def _same_shape(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    column, path = finding["evidence"]["variables"][0], finding["file"]
+    path, lines = _read(trial, path)
+    line = finding["line"] - 1
+    lines[line] = re.sub(rf"\b{column}\b(?!\s*=[^=])", f"{column}.squeeze(1)", lines[line])
+    return {path: "".join(lines)}, f"{column}.squeeze(1)"
 
 
 def _delete(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
