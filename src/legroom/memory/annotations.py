@@ -80,6 +80,9 @@ class ModelCall(Annotation):
     untrained: tuple[str, ...]
     """The paths of the outermost modules with parameters that require gradients, but belong to no optimizer. The path
     of the model itself is empty."""
+    others_are_trained: bool
+    """Whether an optimizer updates parameters of other modules. Some libraries update copies of the parameters, which
+    belong to no module."""
     input_requires_grad: bool | None
     """Whether an argument requires gradients, or None if no argument is known to be a tensor."""
     dtype: str

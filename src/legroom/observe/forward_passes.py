@@ -185,7 +185,8 @@ class ForwardPasses:
         modes = self._trained.get(chain)
         if modes is not None:
             # The same line trains and evaluates, for example in a loop over the phases of an epoch.
-            return (switched and modes == {True}) or (one_each and count >= 3)
+            evaluates = switched and modes == {True} and not _always_goes_backward(chain[-1])
+            return evaluates or (one_each and count >= 3)
         if self._is_in_training_loop(chain):
             return switched and not _backward_follows(chain[-1])
         if switched or (one_each and count >= 2) or self._is_named(chain, count):
@@ -331,6 +332,40 @@ def _backward_follows(line: Line) -> bool:
     return any(
         isinstance(node, ast.Attribute) and node.attr in _BACKWARD_NAMES and node.lineno >= line.number
         for node in ast.walk(find_function_at(tree, line.number))
+    )
+
+
+def _always_goes_backward(line: Line) -> bool:
+    """Return whether a backward pass follows a line in the same block or in a block around it. A backward pass in a
+    condition that does not contain the line may not run.
+    """
+    from legroom.observe.source.files import find_function_at, tree_of  # `legroom.watch` does not need it
+
+    tree = tree_of(line.code.co_filename)
+    if tree is None:
+        return False
+    block: list[ast.stmt] = getattr(find_function_at(tree, line.number), "body", [])
+    while block:
+        inner: list[ast.stmt] = []
+        for statement in block:
+            if statement.lineno <= line.number <= (statement.end_lineno or 0):
+                blocks = [
+                    getattr(statement, name, []) for name in ("body", "orelse", "handlers", "finalbody")
+                ]
+                inner = next((each for each in blocks if each and _spans(each, line.number)), [])
+            elif statement.lineno > line.number and _goes_backward(statement):
+                return True
+        block = inner
+    return False
+
+
+def _spans(block: list[ast.stmt], line: int) -> bool:
+    return block[0].lineno <= line <= (block[-1].end_lineno or 0)
+
+
+def _goes_backward(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr | ast.Assign | ast.With) and any(
+        isinstance(each, ast.Attribute) and each.attr in _BACKWARD_NAMES for each in ast.walk(statement)
     )
 
 

@@ -2,6 +2,7 @@
 the errors that it handles, its optimizers, and its batch size settings.
 """
 
+import gc
 import inspect
 import sys
 import time
@@ -99,19 +100,28 @@ def _model_calls(
         for group in getattr(optimizer, "param_groups", [])
         for parameter in group["params"]
     }
+    owned = _owned_by_modules(trained)
     for call in calls:
         model = call.model()
         if model is None:
             continue
         trainable = [each for each in model.parameters() if each.requires_grad]
+        others = owned - {id(each) for each in trainable}
         file, line, function = call.frame or ("", 0, "")
         yield ModelCall(
             seconds, call.started - started, type(model).__name__,
             sum(each.numel() * each.element_size() for each in trainable),
             sum(each.numel() * each.element_size() for each in trainable if id(each) in trained),
-            tuple(_untrained_modules(model, trained))[:MAX_UNTRAINED], call.input_requires_grad, _dtype_of(model),
+            tuple(_untrained_modules(model, trained))[:MAX_UNTRAINED], bool(others), call.input_requires_grad,
+            _dtype_of(model),
             file, line, function,
         )  # fmt: skip
+
+
+def _owned_by_modules(parameters: set[int]) -> set[int]:
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    found = (vars(each).get("_parameters") for each in modules)
+    return {id(parameter) for each in found if each for parameter in list(each.values())} & parameters
 
 
 def _dtype_of(model: nn.Module) -> str:

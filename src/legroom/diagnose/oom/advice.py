@@ -23,9 +23,11 @@ RULES: tuple[Rule, ...] = (
     retention_advice.evaluates_with_gradients,
     retention_advice.untrained_model,
     retention_advice.untrained_parameters,
+    retention_advice.frozen_by_mistake,
     retention_advice.large_tensors_in_source,
     retention_advice.checkpoint_on_device,
     retention_advice.retained_by_container,
+    retention_advice.unused_graph,
     retention_advice.retained_by_variable,
     retention_advice.gradients_during_forward,
     saving_advice.dataset_on_device,
@@ -36,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.optimizer_state_does_not_fit,
     saving_advice.double_precision,
     saving_advice.attention_weights,
+    saving_advice.longer_sample,
     saving_advice.smaller_batch,
     saving_advice.autocast,
     saving_advice.large_sample,
@@ -47,7 +50,7 @@ RULES: tuple[Rule, ...] = (
 NEGLIGIBLE = 0.1
 """A change that saves less than this fraction of the missing memory is listed last."""
 _BLOCKING_CODES = ("LG601", "LG602")
-_MISTAKE_CODES = ("LG106", "LG615")
+_MISTAKE_CODES = ("LG106", "LG309", "LG422", "LG615")
 """Changes that come first even if they do not free enough memory, because other changes would hide the mistake."""
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
 _SMALLER_GRAPH_CODES = ("LG603", "LG616", "LG401", "LG604", "LG613")
@@ -62,6 +65,8 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
         if finding.saves > 0 or finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits")
     ]
     findings = [finding for _, finding in sorted(ranked, key=lambda pair: pair[0])]
+    if not findings:
+        findings = list(saving_advice.largest_line(evidence))
     half = evidence.oom.allocated / 2
     if any(finding.code in _RETAINED_GRAPH_CODES and finding.saves >= half for finding in findings):
         # Smaller graphs do not help while the graph of every step is retained.

@@ -1,5 +1,6 @@
 """The facts about an out-of-memory error that the advice rules use."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from legroom.observe.source.files import is_in_loop
 from legroom.observe.source.forward_calls import ForwardCalls, forward_calls
 from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
+from legroom.observe.source.user_files import is_user_file
 
 if TYPE_CHECKING:
     from legroom.diagnose.lint.finding import LintFinding
@@ -67,6 +69,8 @@ class Evidence:
     spills: bool = False
     expandable_segments: bool = False
     """Whether the run used the allocator setting `expandable_segments:True`."""
+    traceback: str = ""
+    """The traceback of the error, or of the error that followed."""
     earlier_oom: Oom | None = None
     """The preceding out-of-memory error of the run."""
 
@@ -124,8 +128,9 @@ class Evidence:
         """Return what the linter finds in the user's files that allocated memory or called models, in the order of the
         codes."""
         frames = [self.model_call, self.oom.frame, *(each.frame for each in self.state.live)]
-        files = dict.fromkeys(each.file for each in frames if each is not None)
-        return find_causes([*files, *dict.fromkeys(each.file for each in self.model_calls)], codes)
+        files = [each.file for each in (*frames, *self.model_calls) if each is not None]
+        files += re.findall(r'^  File "([^"]+)", line', self.traceback, re.M)
+        return find_causes(dict.fromkeys(each for each in files if is_user_file(each)), codes)
 
     @cached_property
     def evaluates(self) -> bool:
@@ -370,7 +375,9 @@ class Evidence:
             return (
                 so_far + self.oom.requested
             )  # the next backward operation reads this result and creates another result
-        old = min(bytes_of(list(filter(self.is_earlier, self._transient))), so_far)
+        old = bytes_of(
+            [each for each in self._transient if self.is_earlier(each) or self._is_from_earlier_call(each)]
+        )
         total = old + int((so_far - old) / max(self.step_progress or 1.0, MIN_PROGRESS))
         calls = self._forward_calls
         if calls is not None:
@@ -393,6 +400,13 @@ class Evidence:
         is_like_last_step = not (self.has_varying_input or self.evaluates)
         earlier = self._bytes_of_last_step if is_like_last_step else None
         return total if earlier is None else max(so_far, min(total, earlier))
+
+    def _is_from_earlier_call(self, allocation: Alloc) -> bool:
+        """Return True if an allocation is from an earlier forward pass of this iteration, which is complete."""
+        calls = self.model_calls
+        if len(calls) < 2 or self._forward_calls is not None:
+            return False
+        return allocation.time < max(each.started for each in calls)
 
     @property
     def step_progress(self) -> float | None:

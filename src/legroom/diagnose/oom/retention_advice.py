@@ -20,6 +20,7 @@ from legroom.diagnose.report.growing_lines import Leak, describe_holder
 from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
+from legroom.observe.source.backward_calls import differentiated_names
 from legroom.observe.source.later_uses import assigned_names, is_used_later
 from legroom.observe.source.operations import is_arithmetic
 from legroom.units import format_size
@@ -106,8 +107,10 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
         return  # another finding already names the holder
     codes = _GRAPH_CAUSES if size >= evidence.oom.allocated * 0.05 else ("LG108",)
     if codes == ("LG108",):
-        backward = next((each.time for each in evidence.allocations() if each.phase is Phase.BACKWARD), 0.0)
-        old = [each for each in activations if each.time < backward]
+        before = next((each.time for each in evidence.allocations() if each.phase is Phase.BACKWARD), 0.0)
+        if not any(each.time < before for each in activations):
+            codes, before = ("LG119",), max((each.started for each in evidence.model_calls), default=0.0)
+        old = [each for each in activations if each.time < before]
         size = bytes_of(old)
         if size < evidence.oom.allocated * 0.1:
             return
@@ -116,7 +119,7 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
         yield _with_amount(
             cause, size, f"{format_size(size)} of activations from earlier passes are still alive."
         )
-    elif len(codes) > 1:
+    elif codes is _GRAPH_CAUSES:
         yield Finding(
             code="LG104",
             message=f"Activations from earlier steps are still alive: {format_size(size)}.",
@@ -143,23 +146,14 @@ def _with_amount(cause: Finding, size: int, amount: str) -> Finding:
 
 def untrained_model(evidence: Evidence) -> Iterator[Finding]:
     """Report a model that no optimizer updates, such as a teacher, but that saves activations for its own gradients."""
-    trained = sum(each.trainable_bytes for each in evidence.optimizers)
     calls = sorted(evidence.model_calls, key=lambda each: each.started)
-    if not trained or evidence.evaluates:
+    if evidence.evaluates:
         return
     sizes: Counter[tuple[str, Frame]] = Counter()
     in_pass: Counter[tuple[str, Frame]] = Counter()
     for call, following in zip(calls, [*(each.started for each in calls[1:]), math.inf], strict=False):
-        # An optimizer may update copies of the parameters, for example in float32.
-        is_copied = (
-            abs(call.trainable_bytes - trained) <= trained * 0.01 or call.trainable_bytes * 2 == trained
-        )
-        if (
-            call.trained_bytes
-            or not call.trainable_bytes
-            or call.input_requires_grad is not False
-            or is_copied
-        ):
+        is_trained = call.trained_bytes or not call.others_are_trained
+        if is_trained or not call.trainable_bytes or call.input_requires_grad is not False:
             continue
         activations = evidence.live(Category.ACTIVATION)
         size = bytes_of([each for each in activations if call.started <= each.time < following])
@@ -220,6 +214,15 @@ def untrained_parameters(evidence: Evidence) -> Iterator[Finding]:
             saves=size,
         )
         return
+
+
+def frozen_by_mistake(evidence: Evidence) -> Iterator[Finding]:
+    """Report an assignment that should freeze parameters, but has no effect."""
+    size = evidence.live_bytes(Category.ACTIVATION, Category.GRADIENT)
+    if evidence.trains and size >= evidence.oom.allocated * 0.2:
+        for cause in evidence.causes("LG309"):
+            yield _with_amount(cause, size, f"Activations and gradients use {format_size(size)}.")
+            return
 
 
 _COMBINES = ("add", "sub", "rsub", "mul", "div", "pow", "maximum", "minimum", "loss", "where", "atan2", "abs", "cross_entropy")  # fmt: skip
@@ -403,15 +406,50 @@ def _bytes_of_copies(evidence: Evidence) -> int:
     """
     weights = evidence.live(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
     copies = bytes_of([each for each in weights if each.step > 0 and evidence.is_earlier(each)])
-    trainable = sum(each.trainable_bytes for each in evidence.optimizers)
-    gradients = [each for each in weights if each.category is Category.GRADIENT and evidence.is_earlier(each)]
-    if trainable and evidence.live_bytes(Category.GRADIENT) > trainable * 1.05:
-        copies = max(copies, 2 * bytes_of(gradients))
+    old = [each.time for each in weights if each.category is Category.GRADIENT and evidence.is_earlier(each)]
+    parameters = [each.time for each in weights if each.category is Category.PARAMETER]
+    new = [time for time in parameters if time > max(old, default=math.inf)]
+    if new:  # a model that was created after the last gradients of another model
+        copies = max(copies, bytes_of([each for each in weights if each.time < min(new)]))
     return copies
 
 
 def _is_intermediate(holder: Holder) -> bool:
     return holder.frame is not None and is_used_later(holder.frame, holder.path.split(" ", 1)[0])
+
+
+def unused_graph(evidence: Evidence) -> Iterator[Finding]:
+    """Report a variable whose graph is alive during a backward pass that does not use it."""
+    oom = evidence.oom
+    losses = [
+        each
+        for each in evidence.holders
+        if each.frame is not None
+        and each.path.endswith("(Tensor)")
+        and each.path.partition(" ")[0] in differentiated_names(each.frame)
+    ]
+    if oom.phase is not Phase.BACKWARD or not losses:
+        return
+    used = max(each.bytes for each in losses)
+    unused = evidence.live_bytes(Category.ACTIVATION) - used
+    if unused < oom.allocated * 0.2 or used * 2 > unused:
+        return
+    places = Counter(Frame(each.file, each.line, each.function) for each in evidence.model_calls[:-1])
+    calls = places.most_common(1)
+    for holder in evidence.holders:
+        if holder.frame == losses[0].frame and unused * 0.8 <= holder.bytes and holder not in losses:
+            name = holder.path.partition(" ")[0]
+            yield Finding(
+                code="LG102",
+                message=f"`{name}` retains {format_size(unused)} of activations that this backward pass does not use.",
+                fix=f"If no later backward pass uses `{name}`, compute it in `with torch.no_grad():`, or store "
+                "`.detach()` of each result.",
+                **location(calls[0][0] if calls else oom.frame),
+                bytes=unused,
+                saves=unused,
+                evidence={"variables": [name]},
+            )
+            return
 
 
 def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ so.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from legroom.diagnose.oom.batch_change import BatchChange, evaluation_setting, smaller_setting
 from legroom.diagnose.oom.evidence import MIN_PROGRESS, Evidence, bytes_of, constructor, location
@@ -13,7 +14,7 @@ from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
 from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer
-from legroom.memory.event_base import Category, Phase
+from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Oom
 from legroom.observe.source.operations import attention_at
 from legroom.units import GiB, MiB, format_size
@@ -27,6 +28,8 @@ AUTOCAST_SAVES = 0.4
 """The fraction of activation memory that is saved with bfloat16 instead of float32. Most activations become half as large, but normalization,
 softmax and losses stay in float32."""
 CUDA_CONTEXT = 512 * MiB
+OUTLIER = 4
+"""A batch that is this many times as large as the first one probably contains an unusual sample."""
 
 
 def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
@@ -451,33 +454,44 @@ def _normalizes(evidence: Evidence) -> bool:
     return any("batch_norm" in each.op for each in evidence.state.live)
 
 
-def large_sample(evidence: Evidence) -> Iterator[Finding]:
-    """Suggest smaller inputs for a program that processes one sample at a time."""
-    oom, program = evidence.oom, evidence.program
-    if not evidence.is_single_sample or program is None or oom.requested > evidence.budget:
+def longer_sample(evidence: Evidence) -> Iterator[Finding]:
+    """Suggest a limit on the size of the samples if this batch is much larger than the first one."""
+    oom, program, in_use = evidence.oom, evidence.program, evidence.scaling_in_use
+    if program is None or not evidence.has_varying_input or evidence.scaling_so_far < evidence.budget * 0.2:
         return
-    if not evidence.saves_nothing and not evidence.has_varying_input:
+    is_outlier = prod(program.input_shape) >= OUTLIER * prod(program.first_input_shape)
+    if not (is_outlier or evidence.is_single_sample):
+        return
+    yield Finding(
+        code="LG614",
+        message=f"A large sample determines the size of this batch, which uses {format_size(in_use)}.",
+        fix="Limit the size of the samples: truncate, crop or split them, or put samples of similar size into one batch. "
+        f"This input has the shape {program.input_shape}, and the first input had the shape {program.first_input_shape}.",
+        **location(oom.frame),
+        bytes=in_use + oom.requested,
+        saves=in_use,
+        evidence={"saves_in_pass": evidence.scaling},
+    )
+
+
+def large_sample(evidence: Evidence) -> Iterator[Finding]:
+    """Suggest smaller inputs for an evaluation that processes one sample at a time."""
+    oom = evidence.oom
+    if not (evidence.saves_nothing and evidence.is_single_sample) or oom.requested > evidence.budget:
         return
     in_use = evidence.scaling_in_use
     if evidence.scaling_so_far < evidence.budget * 0.2:
         return
-    if evidence.saves_nothing:
-        fix = (
-            "Process smaller inputs: resize or crop the sample, or split it into tiles and run the model on one tile at "
-            "a time. Tiles of half the size need about half the memory. For convolutions, let the tiles overlap."
-        )
-        if oom.op in _WITH_IN_PLACE_FORM:
-            fix = f"Use the in-place form of this operation, for example `nn.ReLU(inplace=True)`. {fix}"
-        message = f"The evaluation runs one sample at a time, so a smaller batch is not possible. This operation needs {format_size(oom.requested)} for its result, in addition to {format_size(in_use)} of inputs and results."
-    else:
-        fix = (
-            "Limit the size of the samples: truncate, crop or split them. This input has the shape "
-            f"{program.input_shape}, and the first input had the shape {program.first_input_shape}."
-        )
-        message = f"The batch has one sample, so a smaller batch is not possible. This sample uses {format_size(in_use)}."
+    fix = (
+        "Process smaller inputs: resize or crop the sample, or split it into tiles and run the model on one tile at a "
+        "time. Tiles of half the size need about half the memory. For convolutions, let the tiles overlap."
+    )
+    if oom.op in _WITH_IN_PLACE_FORM:
+        fix = f"Use the in-place form of this operation, for example `nn.ReLU(inplace=True)`. {fix}"
     yield Finding(
         code="LG614",
-        message=message,
+        message=f"The evaluation runs one sample at a time, so a smaller batch is not possible. This operation needs "
+        f"{format_size(oom.requested)} for its result, in addition to {format_size(in_use)} of inputs and results.",
         fix=fix,
         **location(oom.frame),
         bytes=in_use + oom.requested,
@@ -534,6 +548,29 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
         return
 
 
+def largest_line(evidence: Evidence) -> Iterator[Finding]:
+    """Name the line that allocated most of the memory, if there is no other advice."""
+    oom = evidence.oom
+    kinds = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
+    sizes: Counter[Frame] = Counter()
+    for each in evidence.live(*kinds):
+        if each.frame is not None:
+            sizes[each.frame] += each.block_bytes
+    for frame, size in sizes.most_common(1):
+        if size < (oom.allocated + oom.requested) * 0.3:
+            return
+        yield Finding(
+            code="LG617",
+            message=f"The tensors from this line use {format_size(size)}, and this operation needs another "
+            f"{format_size(oom.requested)}.",
+            fix="Compute this result in parts, for example for some rows at a time, or move parts that are complete to "
+            "the host (`.cpu()`).",
+            **location(frame),
+            bytes=size,
+            saves=size // 2,
+        )
+
+
 def double_precision(evidence: Evidence) -> Iterator[Finding]:
     """Suggest float32 for a model in float64, which often comes from NumPy's default."""
     calls = [each for each in evidence.model_calls if each.dtype]
@@ -547,7 +584,6 @@ def double_precision(evidence: Evidence) -> Iterator[Finding]:
         **location(evidence.model_call),
         bytes=size,
         saves=size // 2,
-        evidence={"saves_in_pass": (evidence.budget + evidence.missing) // 2},
     )
 
 

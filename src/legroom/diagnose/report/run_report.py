@@ -443,6 +443,7 @@ def _oom_report(
         peak_in=lambda *phases: ledger.peak_in(phases, last),
         spills=any(option.startswith("--spill") for option in command.options),
         expandable_segments=settings is not None and settings.expandable_segments,
+        traceback=ending.traceback if _ended_with_oom(ending) else "",
         earlier_oom=ledger.ooms()[last - 1] if last else None,
     )
     return OomReport(

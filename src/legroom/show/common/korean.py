@@ -221,17 +221,33 @@ CATALOGUE = {
         "shape ({n}, 1)과 ({m},)이 ({k}, {l})로 broadcast됩니다."
     ),
     "This line uses {size:size}.": "이 줄은 {size}를 씁니다.",
+    "Activations and gradients use {size:size}.": "activation과 gradient가 {size}를 씁니다.",
+    "`{name}` retains {size:size} of activations that this backward pass does not use.": (
+        "이 backward pass가 쓰지 않는 activation {size}가 `{name}`에 남아 있습니다."
+    ),
+    "If no later backward pass uses `{name}`, compute it in `with torch.no_grad():`, or store `.detach()` of each result.": (
+        "나중의 backward pass가 `{name}`을 쓰지 않는다면 `with torch.no_grad():` 안에서 계산하거나, 각 결과의 `.detach()`를 저장하세요."
+    ),
     "{holder} still retains {size:size} that nothing else uses.": "{holder}이(가) 다른 곳에서 쓰지 않는 {size}를 아직 붙잡고 있습니다.",
     "Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file.": (
         "가중치는 GPU에 하나만 두세요. 모델이나 state를 `{name}`에 넣기 전에 host로 옮기거나(`.cpu()`) 파일에 저장하세요."
     ),
     # --- advice: less memory
-    "Limit the size of the samples: truncate, crop or split them.": "샘플의 크기를 제한하세요. 자르거나 crop하거나 나누세요.",
+    "Limit the size of the samples: truncate, crop or split them, or put samples of similar size into one batch.": (
+        "샘플의 크기를 제한하세요. 자르거나 crop하거나 나누고, 크기가 비슷한 샘플끼리 batch를 만드세요."
+    ),
+    "The tensors from this line use {size:size}, and this operation needs another {more:size}.": (
+        "이 줄의 tensor가 {size}를 쓰고, 이 연산에는 {more}가 더 필요합니다."
+    ),
+    "Compute this result in parts, for example for some rows at a time, or move parts that are complete to the host (`.cpu()`).": (
+        "이 결과를 나누어 계산하거나(예: 몇 행씩), 끝난 부분을 host로 옮기세요(`.cpu()`)."
+    ),
     "This input has the shape {shape}, and the first input had the shape {first}.": (
         "이 입력의 shape은 {shape}이고, 첫 입력의 shape은 {first}였습니다."
     ),
-    "The batch has one sample, so a smaller batch is not possible.": "batch에 샘플이 하나뿐이어서 batch를 더 줄일 수 없습니다.",
-    "This sample uses {size:size}.": "이 샘플은 {size}를 씁니다.",
+    "A large sample determines the size of this batch, which uses {size:size}.": (
+        "큰 샘플이 이 batch의 크기를 정하며, batch가 {size}를 씁니다."
+    ),
     "The attention scores of all pairs of positions use {size:size}.": "모든 위치 쌍의 attention score가 {size}를 차지합니다.",
     "Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not store the scores.": (
         "score를 저장하지 않는 `torch.nn.functional.scaled_dot_product_attention(q, k, v)`로 이 attention을 계산하세요."

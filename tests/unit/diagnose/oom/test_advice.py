@@ -1422,10 +1422,20 @@ def test_linter_decides_whether_a_line_evaluates(make_run, tmp_path, line, train
 
 
 def add_model_call(
-    run, *, started, trained=0, trainable=40, untrained=("",), input_requires_grad=False, dtype="float32"
+    run,
+    *,
+    started,
+    trained=0,
+    trainable=40,
+    untrained=("",),
+    others_are_trained=True,
+    input_requires_grad=False,
+    dtype="float32",
 ):
     sizes = trainable * MiB, trained * MiB
-    run.events.append(ModelCall(0.5, started, "Net", *sizes, untrained, input_requires_grad, dtype))
+    run.events.append(
+        ModelCall(0.5, started, "Net", *sizes, untrained, others_are_trained, input_requires_grad, dtype)
+    )
 
 
 def out_of_memory_twice(make_run):
@@ -1456,7 +1466,7 @@ def test_retry_inside_an_except_block_comes_first(make_run, handles):
         ({"trained": 40}, False),
         ({"input_requires_grad": True}, False),  # the graph leads to the model that the optimizer updates
         ({"input_requires_grad": None}, False),
-        ({"trainable": 50}, False),  # the optimizer may update a copy of these parameters
+        ({"others_are_trained": False}, False),  # the optimizer may update a copy of these parameters
         ({"trainable": 0}, False),
     ],
 )
