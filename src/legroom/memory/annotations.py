@@ -116,6 +116,8 @@ class BroadcastTensors(Annotation):
     bytes: int
     """The size of the result."""
     file: str
+    line: int
+    """The line that the function was running."""
     function: str
 
 
@@ -148,6 +150,8 @@ class LiveOptimizer(Annotation):
     file: str = ""
     line: int = 0
     """The line that created the optimizer. `file` is empty if the optimizer existed before the recording."""
+    unused_bytes: int = 0
+    """The size of the state on the device if a newer optimizer updates all of the parameters."""
 
 
 @dataclass(frozen=True)

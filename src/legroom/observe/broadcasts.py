@@ -17,37 +17,42 @@ MIN_SAMPLES = 64
 
 def broadcast_tensors(seconds: float, frame: FrameType | None) -> Iterator[BroadcastTensors]:
     """Yield the pairs of variables in running functions, including the arguments of torch's functions. Each pair is
-    reported with the user's function that is running. The innermost function comes first.
+    reported in the outermost of the user's functions that has both variables, because it may pass them to several
+    functions.
     """
     found: dict[tuple[int, int], BroadcastTensors] = {}
-    inner: list[tuple[str, str, int, int]] = []
+    inner: dict[tuple[int, int], tuple[str, str, int, int]] = {}
     for _ in range(MAX_FRAMES):
         if frame is None or len(found) >= MAX_PAIRS:
             break
-        inner.extend(_pairs(frame))
+        pairs = _pairs(frame)
+        inner.update(pairs)
         code = frame.f_code
         if kind_of(code.co_filename) == USER:
-            for column, row, samples, size in inner:
-                found.setdefault(
-                    (samples, size),
-                    BroadcastTensors(seconds, column, row, samples, size, code.co_filename, code.co_name),
-                )
+            for key, pair in inner.items():
+                if key in pairs or key not in found:
+                    found[key] = BroadcastTensors(
+                        seconds, *pair, code.co_filename, frame.f_lineno or 0, code.co_name
+                    )
             inner.clear()
         frame = frame.f_back
     yield from found.values()
 
 
-def _pairs(frame: FrameType) -> Iterator[tuple[str, str, int, int]]:
-    columns: dict[int, tuple[str, int]] = {}
-    rows: dict[int, tuple[str, int]] = {}
+def _pairs(frame: FrameType) -> dict[tuple[int, int], tuple[str, str, int, int]]:
+    """Return the names of the variables, the number of samples and the size of the result for each pair of tensors."""
+    columns: dict[int, tuple[str, int, int]] = {}
+    rows: dict[int, tuple[str, int, int]] = {}
     for name, value in locals_of(frame):
         if isinstance(value, torch.Tensor):
-            shape = value.shape
+            shape, size = value.shape, value.element_size() * value.is_floating_point()
             if len(shape) == 1 and shape[0] >= MIN_SAMPLES:
-                rows[shape[0]] = name, value.element_size() * value.is_floating_point()
+                rows[shape[0]] = name, size, id(value)
             elif len(shape) == 2 and shape[1] == 1 and shape[0] >= MIN_SAMPLES:
-                columns[shape[0]] = name, value.element_size() * value.is_floating_point()
+                columns[shape[0]] = name, size, id(value)
         del value
+    pairs = {}
     for samples in columns.keys() & rows.keys():
-        (column, size), (row, other) = columns[samples], rows[samples]
-        yield column, row, samples, samples * samples * max(size, other, 1)
+        (column, size, first), (row, other, second) = columns[samples], rows[samples]
+        pairs[first, second] = column, row, samples, samples * samples * max(size, other, 1)
+    return pairs

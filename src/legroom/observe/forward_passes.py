@@ -129,7 +129,7 @@ class ForwardPasses:
         for chain, calls in list(self._pending.items()):
             if not chain or not calls.with_gradients or not self._is_evaluation(chain, calls.with_gradients):
                 continue
-            frame = _frame_of(chain)
+            frame = self._evaluating_line(chain)
             if frame is not None and len(self.evaluations) < MAX_CHAINS:
                 self.evaluations.setdefault(frame, set()).add(step)
 
@@ -174,7 +174,18 @@ class ForwardPasses:
             return ForwardEvidence(None, 0, None)
         calls = self._pending.get(chain)
         count = calls.with_gradients if calls is not None else 0
-        return ForwardEvidence(self._is_evaluation(chain, count), count, _frame_of(chain))
+        evaluates = self._is_evaluation(chain, count)
+        return ForwardEvidence(
+            evaluates, count, self._evaluating_line(chain) if evaluates else _frame_of(chain)
+        )
+
+    def _evaluating_line(self, chain: CallChain) -> Frame | None:
+        """Return the innermost line of an evaluation that the training does not run. A function that runs the model may
+        belong to both."""
+        trained = {line for each in self._trained for line in each}
+        own = [line for line in chain if line not in trained and line.code.co_name != "forward"]
+        user = [line for line in own if kind_of(line.code.co_filename) == USER]
+        return _frame_of((user[-1],)) if user else _frame_of(chain)
 
     def _is_evaluation(self, chain: CallChain, count: int) -> bool | None:
         if chain not in self._pending:

@@ -74,9 +74,10 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
             yield from list(describe())
         except Exception:  # objects of the program may raise anything
             continue
+    stepped = [reference() for reference in clock.optimizers]
     for optimizer in optimizers[:MAX_OPTIMIZERS]:
         try:
-            found = _describe(optimizer, seconds)
+            found = _describe(optimizer, seconds, _is_replaced(optimizer, optimizers, stepped))
         except Exception:  # an optimizer of another library may lack any attribute
             continue
         if found is not None:
@@ -176,7 +177,23 @@ def _settings_for(clock: TrainingClock) -> list[BatchSetting]:
     return _candidates[key]
 
 
-def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer | None:
+def _is_replaced(optimizer: Any, optimizers: Sequence[Any], stepped: Sequence[Any]) -> bool:
+    """Return whether a newer optimizer updates all parameters of an optimizer. `stepped` lists the optimizers in the order
+    of their first steps. Optimizers that have not stepped yet are newer.
+    """
+    position = next((i for i, each in enumerate(stepped) if each is optimizer), None)
+    if position is None:
+        return False
+    earlier = {id(each) for each in stepped[: position + 1]}
+    parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    return any(
+        parameters <= {id(each) for group in other.param_groups for each in group["params"]}
+        for other in optimizers
+        if id(other) not in earlier
+    )
+
+
+def _describe(optimizer: torch.optim.Optimizer, seconds: float, is_replaced: bool) -> LiveOptimizer | None:
     groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
     name = _torch_class(type(optimizer))
     update = _update(optimizer)
@@ -198,7 +215,7 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer
     line = next(iter(optimizer_lines.of(optimizer)), None)
     return LiveOptimizer(
         seconds, type(optimizer).__name__, update, name in _FUSED and _accepts_fused(optimizer), trainable, state,
-        temporary, line.file if line else "", line.line if line else 0,
+        temporary, line.file if line else "", line.line if line else 0, state if is_replaced else 0,
     )  # fmt: skip
 
 

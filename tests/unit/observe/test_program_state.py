@@ -236,3 +236,30 @@ def test_arguments_of_a_loss_function_of_torch_are_reported_in_the_function_that
     with pytest.warns(UserWarning, match="target size"):
         pairs = events_of(BroadcastTensors, train)
     assert [(each.column, each.row, each.function) for each in pairs] == [("input", "target", "train")]
+
+
+def test_a_pair_is_reported_in_the_outermost_function_that_has_both_variables() -> None:
+    def error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return fill()
+
+    def train() -> None:
+        prediction, price = torch.ones(256, 1, device="cuda"), torch.ones(256, device="cuda")
+        error(prediction, price)
+
+    pairs = [(each.column, each.row, each.function) for each in events_of(BroadcastTensors, train)]
+    assert pairs == [("prediction", "price", "train")]
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_the_state_of_an_optimizer_is_unused_if_a_newer_one_updates_its_parameters(is_replaced: bool) -> None:
+    def train() -> None:
+        model, other = nn.Linear(8, 4).cuda(), nn.Linear(8, 5).cuda()
+        optimizers = []
+        for each in (model, model if is_replaced else other):
+            optimizers.append(torch.optim.Adam(each.parameters()))
+            each(torch.ones(2, 8, device="cuda")).sum().backward()
+            optimizers[-1].step()
+        fill()
+
+    described = [each.unused_bytes for each in events_of(LiveOptimizer, train) if each.trainable_bytes < 200]
+    assert sorted(described) == ([0, 2 * 4 * (8 * 4 + 4)] if is_replaced else [0, 0])

@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     retention_advice.grows_each_step,
     retention_advice.earlier_steps_graph,
     retention_advice.evaluates_with_gradients,
+    retention_advice.replaced_optimizers,
     retention_advice.untrained_model,
     retention_advice.untrained_parameters,
     retention_advice.frozen_by_mistake,

@@ -12,6 +12,7 @@ from legroom.diagnose.oom.evidence import (
     MIN_PROGRESS,
     Evidence,
     bytes_of,
+    constructor,
     heaviest_frame,
     location,
     stem_of,
@@ -22,7 +23,7 @@ from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
 from legroom.observe.source.backward_calls import differentiated_names
 from legroom.observe.source.later_uses import assigned_names, is_used_later
-from legroom.observe.source.operations import is_arithmetic
+from legroom.observe.source.operations import is_arithmetic, is_pairwise_difference
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
@@ -178,6 +179,32 @@ def untrained_model(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def replaced_optimizers(evidence: Evidence) -> Iterator[Finding]:
+    """Report optimizers that are still alive, although a newer optimizer updates the same parameters."""
+    old = [each for each in evidence.optimizers if each.unused_bytes]
+    size = sum(each.unused_bytes for each in old)
+    if size < evidence.oom.allocated * 0.05:
+        return
+    name = next(
+        (
+            each.path.partition(" ")[0]
+            for each in evidence.holders
+            if " item" in each.path and each.bytes >= size and " (tuple, " not in each.path
+        ),
+        "",
+    )
+    where = f" in `{name}`" if name else ""
+    yield Finding(
+        code="LG118",
+        message=f"{format_size(size)} of optimizer state belongs to {len(old)} earlier optimizers of the same parameters.",
+        fix=f"Keep only the newest optimizer{where}: delete the earlier optimizers before you create the next one, or change "
+        "the learning rate in `param_groups` of one optimizer.",
+        **constructor(old),
+        bytes=size,
+        saves=size,
+    )
+
+
 def untrained_parameters(evidence: Evidence) -> Iterator[Finding]:
     """Report parts of a model that no optimizer updates, such as a pretrained backbone that is not frozen."""
     if not evidence.optimizers or evidence.evaluates:
@@ -246,12 +273,16 @@ def broadcast_by_mistake(evidence: Evidence) -> Iterator[Finding]:
         if size < oom.allocated * 0.1:
             continue
         n = pair.samples
+        is_passed = first.frame is None or (first.frame.file, first.frame.function) != (
+            pair.file,
+            pair.function,
+        )
         yield Finding(
             code="LG615",
             message=f"This operation compares each sample with all others, and its result needs {format_size(pair.bytes)}.",
-            fix=f"Give `{pair.column}` and `{pair.row}` the same shape, for example with `{pair.column}.squeeze(1)`. Their "
-            f"shapes ({n}, 1) and ({n},) broadcast to ({n}, {n}).",
-            **location(first.frame),
+            fix=f"Give `{pair.column}` and `{pair.row}` the same shape before this line, for example with "
+            f"`{pair.column} = {pair.column}.squeeze(1)`. Their shapes ({n}, 1) and ({n},) broadcast to ({n}, {n}).",
+            **({"file": pair.file, "line": pair.line} if is_passed else location(first.frame)),
             bytes=size,
             saves=size,
             evidence={"variables": [pair.column, pair.row], "samples": n},
@@ -267,19 +298,30 @@ def _combines(op: str, frame: Frame | None) -> bool:
 
 
 def large_tensors_in_source(evidence: Evidence) -> Iterator[Finding]:
-    """Report lines whose results the linter finds to be larger than necessary."""
+    """Report lines whose results are larger than necessary: the differences of all pairs, and what the linter finds."""
+    used: Counter[Frame] = Counter()
+    for each in evidence.state.live:
+        if each.frame is not None:
+            used[each.frame] += each.block_bytes
+    if evidence.oom.frame is not None:
+        used[evidence.oom.frame] += evidence.oom.requested
+    minimum = (evidence.oom.allocated + evidence.oom.requested) * 0.3
+    for frame, size in used.most_common(3):
+        if size >= minimum and is_pairwise_difference(frame):
+            yield Finding(
+                code="LG311",
+                message=f"This line uses {format_size(size)}.",
+                fix="Use `torch.cdist` for distances or `x @ y.T` for products. The result then has one element for each "
+                "pair, and not one for each pair and feature.",
+                **location(frame),
+                bytes=size,
+                saves=size,
+            )
+            return
     for cause in evidence.causes("LG311", "LG312"):
         lines = range(cause.line or 0, getattr(cause, "end_line", 0) + 1)
-        size = bytes_of(
-            [
-                each
-                for each in evidence.state.live
-                if each.frame is not None and each.frame.file == cause.file and each.frame.line in lines
-            ]
-        )
-        if evidence.oom.frame is not None and evidence.oom.frame.line in lines:
-            size += evidence.oom.requested
-        if size >= evidence.oom.allocated * 0.2:
+        size = sum(size for frame, size in used.items() if frame.file == cause.file and frame.line in lines)
+        if size >= minimum:
             yield _with_amount(cause, size, f"This line uses {format_size(size)}.")
             return
 

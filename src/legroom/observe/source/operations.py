@@ -8,6 +8,7 @@ from legroom.memory.event_base import Frame
 from legroom.observe.source.files import find_function_at, tree_of
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
+_REDUCTIONS = {"sum", "mean", "norm", "vector_norm"}
 
 
 class Attention(NamedTuple):
@@ -37,13 +38,7 @@ def attention_at(frame: Frame) -> Attention | None:
 
 def is_arithmetic(frame: Frame) -> bool:
     """Return whether a line combines tensors with an operator such as `-`, or calls a loss, without a matrix product."""
-    tree = tree_of(frame.file)
-    statements = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
-        and node.lineno <= frame.line <= (node.end_lineno or 0)
-    ]
+    statements = _statements_at(frame)
     if not statements or any(any(True for _ in _products(each)) for each in statements):
         return False
     return any(
@@ -55,6 +50,47 @@ def is_arithmetic(frame: Frame) -> bool:
         for statement in statements
         for node in ast.walk(statement)
     )
+
+
+def is_pairwise_difference(frame: Frame) -> bool:
+    """Return whether a line combines all rows of two tensors, as in `x[:, None] - y[None]`, and reduces the result."""
+    return any(
+        any(isinstance(node, ast.BinOp) and _combines_pairs(node) for node in ast.walk(statement))
+        and any(
+            isinstance(node, ast.Call) and _name_of(node.func) in _REDUCTIONS for node in ast.walk(statement)
+        )
+        for statement in _statements_at(frame)
+    )
+
+
+def _combines_pairs(node: ast.BinOp) -> bool:
+    if not isinstance(node.op, ast.Sub | ast.Mult):
+        return False
+    left, right = _new_axis(node.left), _new_axis(node.right)
+    return left is not None and right is not None and left != right
+
+
+def _new_axis(node: ast.expr) -> int | None:
+    """Return the index of the axis that an expression such as `x[:, None]` or `x.unsqueeze(1)` adds."""
+    if isinstance(node, ast.Subscript):
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        added = [i for i, each in enumerate(parts) if isinstance(each, ast.Constant) and each.value is None]
+        return added[0] if len(added) == 1 else None
+    is_unsqueeze = isinstance(node, ast.Call) and _name_of(node.func) == "unsqueeze"
+    if isinstance(node, ast.Call) and is_unsqueeze and node.args and isinstance(node.args[0], ast.Constant):
+        axis = node.args[0].value
+        return axis if isinstance(axis, int) else None
+    return None
+
+
+def _statements_at(frame: Frame) -> list[ast.stmt]:
+    tree = tree_of(frame.file)
+    return [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
+        and node.lineno <= frame.line <= (node.end_lineno or 0)
+    ]
 
 
 def _products(tree: ast.AST) -> Iterator[ast.AST]:

@@ -214,11 +214,25 @@ CATALOGUE = {
     "This operation compares each sample with all others, and its result needs {size:size}.": (
         "이 연산은 각 샘플을 다른 모든 샘플과 비교하고, 결과가 {size}를 차지합니다."
     ),
-    "Give `{column}` and `{row}` the same shape, for example with `{call}`.": (
-        "`{column}`과 `{row}`의 shape을 같게 하세요. 예: `{call}`."
+    "Give `{column}` and `{row}` the same shape before this line, for example with `{change}`.": (
+        "이 줄 앞에서 `{column}`과 `{row}`의 shape을 같게 하세요. 예: `{change}`."
     ),
     "Their shapes ({n:number}, 1) and ({m:number},) broadcast to ({k:number}, {l:number}).": (
         "shape ({n}, 1)과 ({m},)이 ({k}, {l})로 broadcast됩니다."
+    ),
+    "Use `torch.cdist` for distances or `x @ y.T` for products.": "거리에는 `torch.cdist`, 곱에는 `x @ y.T`를 쓰세요.",
+    "The result then has one element for each pair, and not one for each pair and feature.": (
+        "그러면 결과에 쌍과 feature마다가 아니라 쌍마다 원소가 하나만 있습니다."
+    ),
+    "{size:size} of optimizer state belongs to {count:number} earlier optimizers of the same parameters.": (
+        "같은 파라미터를 갱신하던 이전 optimizer {count}개의 state가 {size}를 차지합니다."
+    ),
+    "Keep only the newest optimizer: delete the earlier optimizers before you create the next one, or change the learning rate in `param_groups` of one optimizer.": (
+        "가장 새 optimizer만 남기세요. 다음 optimizer를 만들기 전에 이전 것을 지우거나, optimizer 하나의 `param_groups`에서 learning rate를 바꾸세요."
+    ),
+    "Keep only the newest optimizer in `{name}`: delete the earlier optimizers before you create the next one, or change the learning rate in `param_groups` of one optimizer.": (
+        "`{name}`에는 가장 새 optimizer만 남기세요. 다음 optimizer를 만들기 전에 이전 것을 지우거나, optimizer 하나의 `param_groups`에서 learning "
+        "rate를 바꾸세요."
     ),
     "This line uses {size:size}.": "이 줄은 {size}를 씁니다.",
     "Activations and gradients use {size:size}.": "activation과 gradient가 {size}를 씁니다.",

@@ -13,7 +13,8 @@ from legroom.memory.annotations import (
     ProgramState,
 )
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.event_base import Category, Phase
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Holder
 from legroom.observe.source.batch_setting import SIZE
 from legroom.units import MiB
 
@@ -1510,12 +1511,15 @@ def test_broadcast_comes_before_a_smaller_batch(make_run, op, found):
     run.alloc(400, ACTIVATION, op=op, line=12)
     run.alloc(400, ACTIVATION, op="aten.abs", line=13)
     run.oom(400, op="aten.mul", line=14)
-    run.events.append(BroadcastTensors(0.5, "pred", "target", 10_000, 400 * MiB, "/project/run.py", "loss"))
+    run.events.append(
+        BroadcastTensors(0.5, "pred", "target", 10_000, 400 * MiB, "/project/run.py", 30, "loss")
+    )
     advice = run.advice()
     assert (next(iter(advice)) == "LG615") is found
     if found:
-        assert (advice["LG615"].line, advice["LG615"].saves) == (12, 1200 * MiB)
-        assert "`pred.squeeze(1)`" in advice["LG615"].fix
+        # The function that has both variables passes them to another function.
+        assert (advice["LG615"].line, advice["LG615"].saves) == (30, 1200 * MiB)
+        assert "`pred = pred.squeeze(1)`" in advice["LG615"].fix
 
 
 CARRIED_STATE = """
@@ -1648,5 +1652,150 @@ def test_line_decides_whether_an_unknown_operation_broadcasts(make_run, tmp_path
     run.alloc(100, PARAMETER)
     run.alloc(400, ACTIVATION, op="", line=2)
     run.oom(600, op="", line=2)
-    run.events.append(BroadcastTensors(0.5, "pred", "target", 10_000, 400 * MiB, str(file), "loss"))
+    run.events.append(BroadcastTensors(0.5, "pred", "target", 10_000, 400 * MiB, str(file), 2, "train"))
     assert ("LG615" in run.advice()) is found
+
+
+def test_summed_micro_batches_of_the_first_step_are_recognized(make_run, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(SUMMED_LOSS)
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(800, ACTIVATION)
+    started = run.events[-1].time + 0.0005
+    run.alloc(100, ACTIVATION)
+    run.oom(100)
+    run.events.append(ProgramState(0.5, True, True, 64, 64, (), (), False, 1, str(file), 8, "<module>"))
+    for each in (0.0, started):
+        add_model_call(run, started=each, trained=40, untrained=())
+    run.events.append(ForwardProgress(0.5, 0.5))
+    finding = next(iter(run.advice().values()))
+    assert (finding.code, finding.line, finding.saves) == ("LG119", 8, 800 * MiB)
+
+
+def folds(make_run, *, retained):
+    """A run that creates a second model after the first one was trained."""
+    run = make_run()
+    for size, category in ((100, PARAMETER), (200, STATE), (100, GRADIENT)):
+        run.alloc(size, category)
+    run.end_step()
+    run.end_step()
+    run.alloc(100, PARAMETER)
+    run.alloc(200, ACTIVATION)
+    run.oom(400)
+    run.events.append(Holder("folds (list, 1 item)", retained * MiB, 3, Frame("/project/run.py", 9, "main")))
+    add_optimizer(run, trainable=100, state=0)
+    return run
+
+
+@pytest.mark.parametrize(("retained", "found"), [(400, True), (500, False)])  # 500 includes the new model
+def test_models_of_earlier_folds_are_moved_to_the_host(make_run, retained, found):
+    advice = folds(make_run, retained=retained).advice()
+    assert ("LG105" in advice) is found
+    if found:
+        assert advice["LG105"].saves == 400 * MiB
+        assert "move a model or its state to the host" in advice["LG105"].fix
+
+
+LOSS = """
+def update(old):
+    value = model(x)
+    loss = (value - old).square().mean()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize(("more", "found"), [("", True), ("    old.sum().backward()\n", False)])
+def test_graph_that_the_only_backward_pass_does_not_use(make_run, tmp_path, more, found):
+    file = tmp_path / "train.py"
+    file.write_text(LOSS + more)
+    frame = Frame(str(file), 5, "update")
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(600, ACTIVATION)
+    run.alloc(100, ACTIVATION)
+    run.phase = Phase.BACKWARD
+    run.oom(300)
+    for path, size in (("old (Tensor)", 600), ("loss (Tensor)", 100), ("value (Tensor)", 90)):
+        run.events.append(Holder(path, size * MiB, 1, frame))
+    advice = run.advice()
+    assert ("LG102" in advice) is found
+    if found:
+        assert advice["LG102"].evidence["variables"] == ["old"]
+        assert advice["LG102"].saves == 600 * MiB
+
+
+def test_a_much_longer_sample_comes_before_a_smaller_batch(make_run):
+    run = make_run(arguments=["--batch-size", "16"])
+    run.alloc(50, PARAMETER)
+    run.end_step()
+    run.alloc(700, ACTIVATION)
+    run.oom(200)
+    run.events.append(ProgramState(0.5, True, True, 16, 16, (16, 60), (16, 900), False))
+    add_optimizer(run, trainable=50, state=0)
+    assert list(run.advice())[:2] == ["LG614", "LG603"]
+
+
+def test_optimizers_that_a_newer_one_replaced_are_deleted(make_run):
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.alloc(400, STATE)
+    run.alloc(300, ACTIVATION)
+    run.oom(300)
+    sizes = 100 * MiB, 200 * MiB, 0
+    run.events.append(LiveOptimizer(0.5, "Adam", "fused", True, *sizes, "/project/run.py", 17, 200 * MiB))
+    run.events.append(LiveOptimizer(0.5, "Adam", "fused", True, *sizes, "/project/run.py", 17))
+    run.events.append(
+        Holder("self.optimizers (list, 2 items)", 500 * MiB, 9, Frame("/project/run.py", 30, "fit"))
+    )
+    finding = run.advice()["LG118"]
+    assert (finding.line, finding.saves) == (17, 200 * MiB)
+    assert finding.fix.startswith("Keep only the newest optimizer in `self.optimizers`")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("dist = (x[:, None, :] - codes.weight[None]).pow(2).sum(-1)", True),
+        ("dist = (x.unsqueeze(1) - codes.unsqueeze(0)).norm(dim=2)", True),
+        ("y = (x[:, None] - x.mean(0)[:, None]).sum(-1)", False),
+        ("mask = x[:, None] - y[None]", False),
+    ],
+)
+def test_differences_of_all_pairs(make_run, tmp_path, monkeypatch, line, found):
+    file = tmp_path / "train.py"
+    file.write_text(f"{line}\n")
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(100, PARAMETER, line=2)
+    run.alloc(400, ACTIVATION, line=1)
+    run.oom(600, line=1)
+    advice = run.advice()
+    assert ("LG311" in advice) is found
+    if found:
+        assert (advice["LG311"].line, advice["LG311"].saves) == (1, 1000 * MiB)
+
+
+def test_assignment_that_does_not_freeze_is_corrected_first(make_run, tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\n\ndef freeze(model: nn.Module):\n"
+        "    for p in model.parameters():\n        p.require_grad = False\n"
+    )
+    run = make_run(arguments=["--batch-size", "16"])
+    run.alloc(100, PARAMETER)
+    run.alloc(700, ACTIVATION)
+    run.oom(300)
+    run.events.append(ProgramState(0.5, True, True, 16, 16, (), (), False, 1, str(file), 6, "freeze"))
+    finding = next(iter(run.advice().values()))
+    assert (finding.code, finding.line) == ("LG309", 7)
+
+
+def test_the_largest_line_is_named_if_there_is_no_other_advice(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.alloc(600, TEMPORARY, line=29)
+    run.oom(500)
+    advice = run.advice()
+    assert list(advice) == ["LG617"]
+    assert advice["LG617"].line == 29
