@@ -6,6 +6,7 @@ Each rule requires evidence that a correct training loop does not show. Amounts 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from legroom.diagnose.oom.batch_change import BatchChange, smaller_setting
 from legroom.diagnose.oom.evidence import (
@@ -22,6 +23,7 @@ from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
 from legroom.observe.source.backward_calls import differentiated_names
+from legroom.observe.source.files import find_function_at, tree_of
 from legroom.observe.source.later_uses import assigned_names, is_used_later
 from legroom.observe.source.operations import is_arithmetic, is_pairwise_difference
 from legroom.units import format_size
@@ -306,6 +308,7 @@ def large_tensors_in_source(evidence: Evidence) -> Iterator[Finding]:
     if evidence.oom.frame is not None:
         used[evidence.oom.frame] += evidence.oom.requested
     minimum = (evidence.oom.allocated + evidence.oom.requested) * 0.3
+    progress = evidence.step_progress if evidence.oom.phase is Phase.FORWARD else None
     for frame, size in used.most_common(3):
         if size >= minimum and is_pairwise_difference(frame):
             yield Finding(
@@ -316,6 +319,7 @@ def large_tensors_in_source(evidence: Evidence) -> Iterator[Finding]:
                 **location(frame),
                 bytes=size,
                 saves=size,
+                evidence={"saves_in_pass": int(size / max(progress or 1.0, MIN_PROGRESS))},
             )
             return
     for cause in evidence.causes("LG311", "LG312"):
@@ -347,15 +351,35 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
             f"The evaluation runs with gradients enabled, so autograd saved {format_size(size)} of activations that "
             "no backward pass needs."
         )
+    other = _other_evaluation(evidence, frame)
+    also = (
+        f" The evaluation in {Path(other.file or '').name}:{other.line} needs this too."
+        if other is not None
+        else ""
+    )
     yield Finding(
         code="LG201",
         message=message,
-        fix="Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`).",
+        fix="Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`)." + also,
         **location(frame),
         bytes=size,
         saves=size,
         evidence={"batches_without_backward": batches},
     )
+
+
+def _other_evaluation(evidence: Evidence, frame: Frame | None) -> Finding | None:
+    """Return another function that evaluates with gradients according to the linter."""
+    if frame is None:
+        return None
+    tree = tree_of(frame.file)
+    for each in evidence.causes("LG201"):
+        is_same_file = each.file == frame.file and tree is not None
+        if not is_same_file or tree is None:
+            return each
+        if find_function_at(tree, each.line or 0) is not find_function_at(tree, frame.line):
+            return each
+    return None
 
 
 def _may_train(evidence: Evidence) -> bool:
@@ -448,9 +472,10 @@ def _bytes_of_copies(evidence: Evidence) -> int:
     """
     weights = evidence.live(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
     copies = bytes_of([each for each in weights if each.step > 0 and evidence.is_earlier(each)])
-    old = [each.time for each in weights if each.category is Category.GRADIENT and evidence.is_earlier(each)]
     parameters = [each.time for each in weights if each.category is Category.PARAMETER]
-    new = [time for time in parameters if time > max(old, default=math.inf)]
+    newest = max(parameters, default=0.0)
+    gradients = [each.time for each in weights if each.category is Category.GRADIENT and each.time < newest]
+    new = [time for time in parameters if time > max(gradients, default=math.inf)]
     if new:  # a model that was created after the last gradients of another model
         copies = max(copies, bytes_of([each for each in weights if each.time < min(new)]))
     return copies

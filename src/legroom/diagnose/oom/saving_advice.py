@@ -362,7 +362,9 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     scaling = evidence.scaling
     left = evidence.budget - fixed
     available = max(left - evidence.unusable, left // 3)
-    if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0 or evidence.is_single_sample:
+    if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0:
+        return
+    if evidence.is_single_sample and not evidence.has_whole_input:
         return
     unfinished = evidence.is_unfinished
     margin, largest = 0.9, 0.9
@@ -538,7 +540,8 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
             code="LG616",
             message=f"The attention scores of all pairs of positions use {format_size(size)}.",
             fix="Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not "
-            "store the scores. Their size grows with the square of the sequence length.",
+            "store the scores, for `q`, `k` and `v` of the shape (batch, heads, length, size). The scores grow with the "
+            "square of the length.",
             file=frame.file,
             line=min(attention.softmax_lines),
             bytes=size,
@@ -557,7 +560,7 @@ def largest_line(evidence: Evidence) -> Iterator[Finding]:
         if each.frame is not None:
             sizes[each.frame] += each.block_bytes
     for frame, size in sizes.most_common(1):
-        if size < (oom.allocated + oom.requested) * 0.3:
+        if size < (oom.allocated + oom.requested) * 0.2:
             return
         yield Finding(
             code="LG617",

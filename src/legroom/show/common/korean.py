@@ -234,6 +234,7 @@ CATALOGUE = {
         "`{name}`에는 가장 새 optimizer만 남기세요. 다음 optimizer를 만들기 전에 이전 것을 지우거나, optimizer 하나의 `param_groups`에서 learning "
         "rate를 바꾸세요."
     ),
+    "The evaluation in {file}:{line:number} needs this too.": "{file}:{line}의 평가도 마찬가지입니다.",
     "This line uses {size:size}.": "이 줄은 {size}를 씁니다.",
     "Activations and gradients use {size:size}.": "activation과 gradient가 {size}를 씁니다.",
     "`{name}` retains {size:size} of activations that this backward pass does not use.": (
@@ -263,10 +264,11 @@ CATALOGUE = {
         "큰 샘플이 이 batch의 크기를 정하며, batch가 {size}를 씁니다."
     ),
     "The attention scores of all pairs of positions use {size:size}.": "모든 위치 쌍의 attention score가 {size}를 차지합니다.",
-    "Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not store the scores.": (
-        "score를 저장하지 않는 `torch.nn.functional.scaled_dot_product_attention(q, k, v)`로 이 attention을 계산하세요."
+    "Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not store the scores, for `q`, `k` and `v` of the shape (batch, heads, length, size).": (
+        "score를 저장하지 않는 `torch.nn.functional.scaled_dot_product_attention(q, k, v)`로 이 attention을 계산하세요. `q`, `k`, `v`의 shape은 "
+        "(batch, heads, length, size)이어야 합니다."
     ),
-    "Their size grows with the square of the sequence length.": "score의 크기는 시퀀스 길이의 제곱에 비례합니다.",
+    "The scores grow with the square of the length.": "score의 크기는 길이의 제곱에 비례합니다.",
     "`{model}` computes in float64, which needs twice the memory of float32.": (
         "`{model}`은 float64로 계산하며, float32보다 메모리가 두 배 필요합니다."
     ),

@@ -1799,3 +1799,31 @@ def test_the_largest_line_is_named_if_there_is_no_other_advice(make_run):
     advice = run.advice()
     assert list(advice) == ["LG617"]
     assert advice["LG617"].line == 29
+
+
+def test_another_evaluation_with_gradients_is_named(make_run, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        EVALUATION + EVALUATION.replace("import torch\n", "").replace("accuracy", "test_accuracy")
+    )
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    run.events.append(ProgramState(0.5, True, False, 64, 64, (), (), None, 1, str(file), 9, "accuracy"))
+    finding = run.advice()["LG201"]
+    assert finding.line == 9
+    assert finding.fix.endswith("The evaluation in train.py:19 needs this too.")
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_whole_input_with_a_leading_dimension_of_one_is_not_a_single_sample(make_run, monkeypatch, first):
+    monkeypatch.setattr(evidence, "is_loaded_once", lambda frame: True)
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(100, INPUT)
+    run.alloc(600, ACTIVATION)
+    run.oom(300)
+    shape = (first, 25 * 1024 * 1024 // first)
+    run.events.append(ProgramState(0.5, True, True, None, None, shape, shape, False))
+    add_optimizer(run, trainable=50, state=0)
+    assert "LG603" in run.advice()
