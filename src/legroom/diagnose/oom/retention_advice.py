@@ -106,10 +106,11 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     old = list(filter(evidence.is_earlier, activations))
     size = bytes_of(old)
     known = any(leak.kind == "graph" or evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks)
-    if known or any(size * 0.9 <= each.bytes for each in _containers(evidence)):
+    if known or any(size * 0.9 <= each.bytes for each in _containers(evidence) if size):
         return  # another finding already names the holder
-    codes = _GRAPH_CAUSES if size >= evidence.oom.allocated * 0.05 else ("LG108",)
-    if codes == ("LG108",):
+    codes = _GRAPH_CAUSES
+    if size < evidence.oom.allocated * 0.05:
+        codes = ("LG104", "LG108")
         before = next((each.time for each in evidence.allocations() if each.phase is Phase.BACKWARD), 0.0)
         if not any(each.time < before for each in activations):
             codes, before = ("LG119",), max((each.started for each in evidence.model_calls), default=0.0)

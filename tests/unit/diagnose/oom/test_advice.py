@@ -1827,3 +1827,19 @@ def test_whole_input_with_a_leading_dimension_of_one_is_not_a_single_sample(make
     run.events.append(ProgramState(0.5, True, True, None, None, shape, shape, False))
     add_optimizer(run, trainable=50, state=0)
     assert "LG603" in run.advice()
+
+
+def test_a_state_is_detached_even_if_no_step_was_counted(make_run, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(CARRIED_STATE.replace("    optimizer.step()\n", ""))
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.alloc(600, ACTIVATION)
+    run.phase = Phase.BACKWARD
+    run.alloc(10, GRADIENT)
+    run.phase = Phase.FORWARD
+    run.alloc(100, ACTIVATION)
+    run.oom(250)
+    run.events.append(ProgramState(0.5, True, True, 64, 64, (), (), False, 1, str(file), 8, "<module>"))
+    finding = next(iter(run.advice().values()))
+    assert (finding.code, finding.line, finding.saves) == ("LG104", 8, 600 * MiB)

@@ -6,6 +6,8 @@ operand contains the features of the whole dataset, and the program then sums th
 also checks for `cosine_similarity` with such operands, and for the differences of all points of a point cloud if the
 program selects the nearest points with functions such as `topk`.
 
+The report of an out-of-memory error uses this code for such a line of any size, if it needs at least 30% of the memory.
+
 ## Why this is a problem
 The difference of N and M vectors with D features has N × M × D elements. The distances need only N × M elements. For
 4,096 queries, 30,000 samples and 512 features, the difference uses 234 GiB, and the distances use 469 MiB.

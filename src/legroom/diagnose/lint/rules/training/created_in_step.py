@@ -11,6 +11,9 @@ The rule reports the following cases:
 - Each iteration of a loop wraps the same model in `DataParallel` or `DistributedDataParallel` again.
 - Each epoch passes a new object to `Accelerator.prepare`. The accelerator keeps all prepared objects.
 
+The report of an out-of-memory error also uses this code for optimizers that are still alive, although a newer optimizer
+updates the same parameters.
+
 ## Why this is a problem
 Adam and most other optimizers keep state for each parameter. Creating a new optimizer in each step discards
 this state, so momentum and adaptive learning rates have no effect. The state is also allocated again in each
