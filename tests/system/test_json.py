@@ -54,6 +54,25 @@ def test_failed_run_is_printed_as_json(write, legroom, tmp_path: Path):
     assert json.loads(again.stdout) == document
 
 
+CARRIED_STATE = """
+import torch
+model = torch.nn.RNN(64, 512, batch_first=True).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+state = torch.zeros(1, 32, 512, device="cuda")
+for _ in range(40):
+    output, state = model(torch.randn(32, 40, 64, device="cuda"), state)
+    optimizer.zero_grad()
+    output.mean().backward(retain_graph=True)
+"""
+
+
+def test_json_at_the_end_of_python_has_the_advice_of_the_linter(write, legroom_in_new_interpreter):
+    legroom = legroom_in_new_interpreter  # Python cannot import some modules while it exits
+    document = json.loads(legroom("run", "--gpu", "64MiB", "--format", "json", write(CARRIED_STATE)).stdout)
+    assert (document["oom"]["advice"][0]["code"], document["oom"]["advice"][0]["line"]) == ("LG104", 7)
+    assert json.loads(legroom("report", "--format", "json", "train.legroom").stdout) == document
+
+
 def test_successful_run_is_printed_as_json(write, legroom):
     done = legroom("run", "--gpu", "64MiB", "--format", "json", write("print('hello')"))
     document = json.loads(done.stdout)

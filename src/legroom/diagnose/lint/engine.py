@@ -7,7 +7,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -463,6 +462,9 @@ def _map_files(
     if processes < 2 or len(unknown) < 2 * processes or sum(map(_size, unknown)) < _MIN_PARALLEL_BYTES:
         yield from (known.get(file) or work(file) for file in files)
     else:
+        # The report of a run imports this module when Python exits, which is too late to import the executor.
+        from concurrent.futures import ProcessPoolExecutor
+
         with ProcessPoolExecutor(
             processes, multiprocessing.get_context(None if can_fork() else "spawn")
         ) as pool:
