@@ -108,7 +108,7 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     known = any(leak.kind == "graph" or evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks)
     if known or any(size * 0.9 <= each.bytes for each in _containers(evidence) if size):
         return  # another finding already names the holder
-    codes = _GRAPH_CAUSES
+    codes: tuple[str, ...] = _GRAPH_CAUSES
     if size < evidence.oom.allocated * 0.05:
         codes = ("LG104", "LG108")
         before = next((each.time for each in evidence.allocations() if each.phase is Phase.BACKWARD), 0.0)
