@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from legroom.diagnose.lint.finding import LintFinding
 
 MAX_BYTES = 200_000
-"""Larger files are not analyzed, so that the report is printed within a second."""
+"""The total size of the files that are analyzed for a report, so that it is printed without a noticeable delay."""
 MAX_FILES = 8
 _ALWAYS = "The evaluation runs with gradients enabled"
 """The start of the message for a line that only evaluates. Other lines also train, depending on a condition."""
@@ -27,8 +28,21 @@ def evaluates_with_gradients(call: Frame) -> bool:
 
 def find_causes(files: Iterable[str], codes: Iterable[str]) -> list["LintFinding"]:
     """Return the problems with these codes in the first files, in the order of the codes."""
-    found = [each for file in list(files)[:MAX_FILES] for each in _findings(file)]
+    found: list[LintFinding] = []
+    remaining = MAX_BYTES
+    for file in islice(files, MAX_FILES):
+        size = _size(file)
+        if size <= remaining:
+            remaining -= size
+            found += _findings(file)
     return [each for code in codes for each in found if each.code == code]
+
+
+def _size(file: str) -> int:
+    try:
+        return Path(file).stat().st_size
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=16)
@@ -40,7 +54,7 @@ def _findings(file: str) -> tuple["LintFinding", ...]:
         from legroom.diagnose.lint.engine import lint_text  # slow to import
 
         path = Path(file)
-        if path.suffix != ".py" or path.stat().st_size > MAX_BYTES:
+        if path.suffix != ".py" or _size(file) > MAX_BYTES:
             return ()
         return tuple(lint_text(path.read_text("utf-8"), file=file))
     except Exception:
