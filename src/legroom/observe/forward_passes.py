@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -341,7 +341,7 @@ def _backward_follows(line: Line) -> bool:
     if tree is None:
         return True
     return any(
-        isinstance(node, ast.Attribute) and node.attr in _BACKWARD_NAMES and node.lineno >= line.number
+        _names_backward(node) and node.lineno >= line.number
         for node in ast.walk(find_function_at(tree, line.number))
     )
 
@@ -376,8 +376,12 @@ def _spans(block: list[ast.stmt], line: int) -> bool:
 
 def _goes_backward(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr | ast.Assign | ast.With) and any(
-        isinstance(each, ast.Attribute) and each.attr in _BACKWARD_NAMES for each in ast.walk(statement)
+        map(_names_backward, ast.walk(statement))
     )
+
+
+def _names_backward(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr in _BACKWARD_NAMES
 
 
 def _frame_of(chain: CallChain) -> Frame | None:

@@ -2,7 +2,6 @@
 the errors that it handles, its optimizers, and its batch size settings.
 """
 
-import gc
 import inspect
 import sys
 import time
@@ -18,6 +17,7 @@ from legroom.memory.event_base import Annotation, Frame
 from legroom.observe.broadcasts import broadcast_tensors
 from legroom.observe.creation_lines import optimizer_lines
 from legroom.observe.forward_passes import RecordedCall
+from legroom.observe.instances import find_instances
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.source.user_files import is_user_file
@@ -101,7 +101,7 @@ def _model_calls(
         for group in getattr(optimizer, "param_groups", [])
         for parameter in group["params"]
     }
-    owned = _owned_by_modules(trained)
+    owned = _owned_by_modules(trained) if calls else set()
     for call in calls:
         model = call.model()
         if model is None:
@@ -120,8 +120,7 @@ def _model_calls(
 
 
 def _owned_by_modules(parameters: set[int]) -> set[int]:
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    found = (vars(each).get("_parameters") for each in modules)
+    found = (vars(each).get("_parameters") for each in find_instances((nn.Module,)))
     return {id(parameter) for each in found if each for parameter in list(each.values())} & parameters
 
 

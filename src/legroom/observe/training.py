@@ -9,7 +9,6 @@ Batches alone are not counted, because some are prefetched. For example, acceler
 Transformers Trainer prefetches all batches of an accumulated step.
 """
 
-import gc
 import threading
 import time
 import weakref
@@ -27,6 +26,7 @@ from legroom.observe.compiled import not_compiled
 from legroom.observe.creation_lines import follow_constructors, lines_of_loader, unfollow_constructors
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.forward_passes import ForwardPasses
+from legroom.observe.instances import find_instances
 from legroom.observe.training_threads import register_training_thread
 
 
@@ -250,10 +250,7 @@ def has_optimizer() -> bool:
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """Return all optimizers in this process. The result is a list, because an unfinished generator would keep objects
-    alive until the next garbage collection.
-    """
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    return find_instances((torch.optim.Optimizer,))
 
 
 def _batch_size(loader_iterator: Any) -> int | None:

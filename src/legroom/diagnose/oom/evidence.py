@@ -378,7 +378,7 @@ class Evidence:
         old = bytes_of(
             [each for each in self._transient if self.is_earlier(each) or self._is_from_earlier_call(each)]
         )
-        total = old + int((so_far - old) / max(self.step_progress or 1.0, MIN_PROGRESS))
+        total = old + in_whole_pass(so_far - old, self.step_progress)
         calls = self._forward_calls
         if calls is not None:
             # The backward pass starts in a model whose results may be small, and continues in the other models.
@@ -589,6 +589,11 @@ class Evidence:
 
 
 Rule = Callable[[Evidence], Iterator[Finding]]
+
+
+def in_whole_pass(size: int, progress: float | None) -> int:
+    """Return the expected size at the end of a forward pass, from the size after a fraction of the pass."""
+    return int(size / max(progress or 1.0, MIN_PROGRESS))
 
 
 def block_of(oom: Oom) -> int:

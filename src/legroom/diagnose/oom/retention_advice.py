@@ -10,11 +10,11 @@ from pathlib import Path
 
 from legroom.diagnose.oom.batch_change import BatchChange, smaller_setting
 from legroom.diagnose.oom.evidence import (
-    MIN_PROGRESS,
     Evidence,
     bytes_of,
     constructor,
     heaviest_frame,
+    in_whole_pass,
     location,
     stem_of,
 )
@@ -163,7 +163,7 @@ def untrained_model(evidence: Evidence) -> Iterator[Finding]:
         size = bytes_of([each for each in activations if call.started <= each.time < following])
         whole = size
         if following == math.inf and evidence.oom.phase is Phase.FORWARD:
-            whole = int(size / max(evidence.progress or 1.0, MIN_PROGRESS))
+            whole = in_whole_pass(size, evidence.progress)
         place = call.model, Frame(call.file, call.line, call.function)
         sizes[place] += size
         in_pass[place] += whole
@@ -192,7 +192,7 @@ def replaced_optimizers(evidence: Evidence) -> Iterator[Finding]:
         (
             each.path.partition(" ")[0]
             for each in evidence.holders
-            if " item" in each.path and each.bytes >= size and " (tuple, " not in each.path
+            if _is_container(each) and each.bytes >= size
         ),
         "",
     )
@@ -320,7 +320,7 @@ def large_tensors_in_source(evidence: Evidence) -> Iterator[Finding]:
                 **location(frame),
                 bytes=size,
                 saves=size,
-                evidence={"saves_in_pass": int(size / max(progress or 1.0, MIN_PROGRESS))},
+                evidence={"saves_in_pass": in_whole_pass(size, progress)},
             )
             return
     for cause in evidence.causes("LG311", "LG312"):
@@ -375,8 +375,7 @@ def _other_evaluation(evidence: Evidence, frame: Frame | None) -> Finding | None
         return None
     tree = tree_of(frame.file)
     for each in evidence.causes("LG201"):
-        is_same_file = each.file == frame.file and tree is not None
-        if not is_same_file or tree is None:
+        if each.file != frame.file or tree is None:
             return each
         if find_function_at(tree, each.line or 0) is not find_function_at(tree, frame.line):
             return each
@@ -398,17 +397,18 @@ def _may_train(evidence: Evidence) -> bool:
 
 def checkpoint_on_device(evidence: Evidence) -> Iterator[Finding]:
     """Report a checkpoint that was loaded to the device, and that a variable still retains."""
-    for cause in evidence.causes("LG301"):
+    minimum = evidence.oom.allocated * 0.05
+    large = [
+        each
+        for each in evidence.holders
+        if " item" in each.path and each.bytes - each.shared_bytes >= minimum
+    ]
+    for cause in evidence.causes("LG301") if large else ():
         place = (cause.file, cause.line)
         loaded = [each for each in evidence.state.live if each.frame is not None and each.frame[:2] == place]
-        for holder in evidence.holders:
-            freed = holder.bytes - holder.shared_bytes
-            is_container = " item" in holder.path
-            if (
-                is_container
-                and freed >= evidence.oom.allocated * 0.05
-                and holder.bytes <= bytes_of(loaded) * 1.05
-            ):
+        for holder in large:
+            if holder.bytes <= bytes_of(loaded) * 1.05:
+                freed = holder.bytes - holder.shared_bytes
                 amount = (
                     f"{describe_holder(holder)} still retains {format_size(freed)} that nothing else uses."
                 )
@@ -451,7 +451,7 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
     copies = _bytes_of_copies(evidence)
     trainable = sum(each.trainable_bytes for each in evidence.optimizers)
     for holder in evidence.holders:
-        if " item" not in holder.path or " (tuple, " in holder.path:
+        if not _is_container(holder):
             continue
         if stem_of(holder.path) in leak_names or describe_holder(holder) in leak_names:
             continue
@@ -465,6 +465,10 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
         too_small = holder.bytes - holder.shared_bytes < evidence.oom.allocated * minimum
         if not too_small and (has_copies or holder.bytes <= bytes_of(transient) * 1.05):
             yield holder
+
+
+def _is_container(holder: Holder) -> bool:
+    return " item" in holder.path and " (tuple, " not in holder.path
 
 
 def _bytes_of_copies(evidence: Evidence) -> int:
@@ -503,7 +507,7 @@ def unused_graph(evidence: Evidence) -> Iterator[Finding]:
     if unused < oom.allocated * 0.2 or used * 2 > unused:
         return
     places = Counter(Frame(each.file, each.line, each.function) for each in evidence.model_calls[:-1])
-    calls = places.most_common(1)
+    called = places.most_common(1)
     for holder in evidence.holders:
         if holder.frame == losses[0].frame and unused * 0.8 <= holder.bytes and holder not in losses:
             name = holder.path.partition(" ")[0]
@@ -512,7 +516,7 @@ def unused_graph(evidence: Evidence) -> Iterator[Finding]:
                 message=f"`{name}` retains {format_size(unused)} of activations that this backward pass does not use.",
                 fix=f"If no later backward pass uses `{name}`, compute it in `with torch.no_grad():`, or store "
                 "`.detach()` of each result.",
-                **location(calls[0][0] if calls else oom.frame),
+                **location(called[0][0] if called else oom.frame),
                 bytes=unused,
                 saves=unused,
                 evidence={"variables": [name]},

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from legroom.diagnose.oom.batch_change import BatchChange, evaluation_setting, smaller_setting
-from legroom.diagnose.oom.evidence import MIN_PROGRESS, Evidence, bytes_of, constructor, location
+from legroom.diagnose.oom.evidence import Evidence, bytes_of, constructor, in_whole_pass, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
 from legroom.memory.allocator.settings import LARGE_SEGMENT
@@ -546,7 +546,7 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
             line=min(attention.softmax_lines),
             bytes=size,
             saves=size,
-            evidence={"saves_in_pass": int(size / max(progress or 1.0, MIN_PROGRESS))},
+            evidence={"saves_in_pass": in_whole_pass(size, progress)},
         )
         return
 

@@ -4,8 +4,7 @@ import ast
 
 from legroom.memory.event_base import Frame
 from legroom.observe.source.files import find_function_at, tree_of
-
-_NAMES = ("backward", "manual_backward")
+from legroom.observe.source.syntax import is_backward_call
 
 
 def differentiated_names(frame: Frame) -> frozenset[str]:
@@ -18,7 +17,7 @@ def differentiated_names(frame: Frame) -> frozenset[str]:
     calls = [
         node
         for node in ast.walk(find_function_at(tree, frame.line))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NAMES
+        if isinstance(node, ast.Call) and is_backward_call(node)
     ]
     if len(calls) != 1 or not calls[0].lineno <= frame.line <= (calls[0].end_lineno or 0):
         return frozenset()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from legroom.memory.event_base import Frame
 from legroom.observe.source.files import innermost_loop, tree_of
+from legroom.observe.source.syntax import is_backward_call
 
 _BLOCKS = ("body", "orelse", "finalbody")
 _METHODS = frozenset({"parameters", "named_parameters", "train", "zero_grad", "state_dict"})
@@ -76,7 +77,7 @@ def _events(statements: Sequence[ast.stmt], models: set[str], line: int) -> Iter
 def _calls(node: ast.AST, models: set[str]) -> Iterator[tuple[int, bool]]:
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("backward", "manual_backward"):
+        if is_backward_call(call):
             yield call.lineno, True
         elif ast.unparse(call.func) in models:
             yield call.lineno, False

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from legroom.memory.event_base import Frame
 from legroom.observe.source.files import find_function_at, tree_of
+from legroom.observe.source.syntax import called_name
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
 _REDUCTIONS = {"sum", "mean", "norm", "vector_norm"}
@@ -24,11 +25,8 @@ def attention_at(frame: Frame) -> Attention | None:
     if tree is None:
         return None
     function = find_function_at(tree, frame.line)
-    softmax = [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and _name_of(node.func).lower().endswith("softmax")
-    ]
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    softmax = [node for node in calls if called_name(node).lower().endswith("softmax")]
     if not softmax or len(list(_products(function))) < 2 or isinstance(function, ast.Module):
         return None
     lines = (range(node.lineno, (node.end_lineno or 0) + 1) for node in softmax)
@@ -46,7 +44,7 @@ def is_arithmetic(frame: Frame) -> bool:
             isinstance(node, ast.BinOp)
             and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.Pow)
         )
-        or (isinstance(node, ast.Call) and "loss" in _name_of(node.func).lower())
+        or "loss" in called_name(node).lower()
         for statement in statements
         for node in ast.walk(statement)
     )
@@ -56,9 +54,7 @@ def is_pairwise_difference(frame: Frame) -> bool:
     """Return whether a line combines all rows of two tensors, as in `x[:, None] - y[None]`, and reduces the result."""
     return any(
         any(isinstance(node, ast.BinOp) and _combines_pairs(node) for node in ast.walk(statement))
-        and any(
-            isinstance(node, ast.Call) and _name_of(node.func) in _REDUCTIONS for node in ast.walk(statement)
-        )
+        and any(called_name(node) in _REDUCTIONS for node in ast.walk(statement))
         for statement in _statements_at(frame)
     )
 
@@ -76,7 +72,7 @@ def _new_axis(node: ast.expr) -> int | None:
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         added = [i for i, each in enumerate(parts) if isinstance(each, ast.Constant) and each.value is None]
         return added[0] if len(added) == 1 else None
-    is_unsqueeze = isinstance(node, ast.Call) and _name_of(node.func) == "unsqueeze"
+    is_unsqueeze = called_name(node) == "unsqueeze"
     if isinstance(node, ast.Call) and is_unsqueeze and node.args and isinstance(node.args[0], ast.Constant):
         axis = node.args[0].value
         return axis if isinstance(axis, int) else None
@@ -97,11 +93,5 @@ def _products(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             yield node
-        if isinstance(node, ast.Call) and _name_of(node.func) in _PRODUCTS:
+        if called_name(node) in _PRODUCTS:
             yield node
-
-
-def _name_of(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""

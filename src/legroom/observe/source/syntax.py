@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 from legroom.observe.source.files import COMPREHENSIONS, own_nodes
 
+BACKWARD_NAMES = ("backward", "manual_backward")
 _NUMBERS = {"item", "float", "int", "len", "str", "tolist", "numpy", "format", "perf_counter", "time"}
 _COUNTERS = (
     "step",
@@ -265,6 +266,14 @@ def called_name(node: ast.AST) -> str:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def is_backward_call(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in BACKWARD_NAMES
+    )
 
 
 def key_name(node: ast.AST | None) -> str:
