@@ -16,4 +16,4 @@ def test_a_script_is_traced_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["verdict"] == "fits"
     assert report["mode"] == "fake"
-    assert report["steps"] == 2
+    assert report["steps"] == 3

@@ -20,6 +20,8 @@ segments that exist before the step, and for allocations that are not in the log
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import SMALL_SIZE, Block
@@ -72,6 +74,7 @@ class Extrapolation:
     def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large
         self._settings = settings
+        self._workspaces = _workspaces(large.requests)
         self._growths, assumed = _growths(small, large)
         self.matched = assumed <= MAX_ASSUMED * large.peak_reserved
         replayed = self._replay(large.size, None)
@@ -85,14 +88,23 @@ class Extrapolation:
         """Return True if the replayed peak of the larger trial equals the measured peak exactly."""
         return self.matched and self.peak_reserved(self._large.size, capacity) == self._large.peak_reserved
 
-    def fits(self, size: int, capacity: int, slack: int = 0) -> bool:
-        return self.peak_reserved(size, capacity - slack - self._unexplained) is not None
+    def fits(self, size: int, capacity: int, slack: int = 0, *, optional_workspaces: bool = False) -> bool:
+        return self._replay(size, capacity - slack - self._unexplained, optional_workspaces) is not None
 
-    def largest(self, capacity: int, *, known_to_fit: int, max_size: int, slack: int = 0) -> int:
+    def largest(
+        self,
+        capacity: int,
+        *,
+        known_to_fit: int,
+        max_size: int,
+        slack: int = 0,
+        optional_workspaces: bool = False,
+    ) -> int:
         """Return the largest size that fits.
 
         Because of fragmentation, a size can fail although a larger size fits. Therefore, a few larger sizes are
-        checked too.
+        checked too. With `optional_workspaces`, one of these sizes also fits if only workspaces do not: PyTorch then
+        runs the convolution with an algorithm of cuDNN that needs less memory.
         """
         low, high = known_to_fit, min(max_size, max(known_to_fit * 2, 8))
         while high < max_size and self.fits(high, capacity, slack):
@@ -104,14 +116,17 @@ class Extrapolation:
                 low = middle
             else:
                 high = middle
-        beyond = range(low + 2, min(max_size, low + 1 + SIZES_BEYOND) + 1)
-        return max((size for size in beyond if self.fits(size, capacity, slack)), default=low)
+        fits = partial(self.fits, capacity=capacity, slack=slack, optional_workspaces=optional_workspaces)
+        beyond = range(low + 1, min(max_size, low + 1 + SIZES_BEYOND) + 1)
+        return max(filter(fits, beyond), default=low)
 
     def peak_reserved(self, size: int, capacity: int | None = None) -> int | None:
         peaks = self._replay(size, capacity)
         return None if peaks is None else peaks[1]
 
-    def _replay(self, size: int, capacity: int | None) -> tuple[int, int] | None:
+    def _replay(
+        self, size: int, capacity: int | None, optional_workspaces: bool = False
+    ) -> tuple[int, int] | None:
         allocator = Allocator(settings=self._settings)
         blocks = _lay_out(allocator, self._large.segments)
         if capacity is not None:
@@ -121,15 +136,22 @@ class Extrapolation:
         number = 0
         for request in self._large.requests:
             if request.bytes < 0:
-                allocator.free(blocks.pop(request.id))
+                if request.id in blocks:
+                    allocator.free(blocks.pop(request.id))
                 continue
             predicted = self._growths[number](size)
             number += 1
             try:
                 blocks[request.id] = allocator.malloc(predicted, request.stream)
             except AllocationFailed:
-                return None
+                if not optional_workspaces or request.id not in self._workspaces:
+                    return None
         return allocator.peak_allocated, allocator.peak_reserved
+
+
+def _workspaces(requests: list[MemoryRequest]) -> set[int]:
+    """Return the ids of the requests that are freed before any other request, like the workspaces of convolutions."""
+    return {one.id for one, following in pairwise(requests) if following.bytes < 0 and following.id == one.id}
 
 
 def _growths(small: LoggedTrial, large: LoggedTrial) -> tuple[list[Growth], int]:

@@ -181,7 +181,11 @@ class _Search:
             if failed:  # the prediction was wrong: leave a margin
                 slack = capacity // 20 if logged[-1].size < 0.9 * self.fails else capacity // 50
             predicted = extrapolation.largest(
-                capacity, known_to_fit=self.fits, max_size=self.fails - 1, slack=slack
+                capacity,
+                known_to_fit=self.fits,
+                max_size=self.fails - 1,
+                slack=slack,
+                optional_workspaces=not failed and self.trials.count < REGULAR_TRIALS,
             )
         if predicted <= self.fits:
             return None

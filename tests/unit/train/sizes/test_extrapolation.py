@@ -130,3 +130,25 @@ class TestLogs:
             with pytest.raises(ZeroDivisionError), log_requests(torch.device("cuda", 0)):
                 raise ZeroDivisionError
             assert gpu.recorder.allocations.sink is before
+
+
+def test_workspaces_may_be_optional() -> None:
+    def step(size: int) -> list[tuple[str, int]]:
+        workspace = [("workspace", size * 3 * MiB), ("workspace", -1)]
+        return [("weights", 40 * MiB), *workspace, ("activations", size * 2 * MiB), ("activations", -1)]
+
+    prediction = extrapolated(step)
+    assert prediction.largest(500 * MiB, known_to_fit=32, max_size=10_000) == 153
+    assert prediction.largest(500 * MiB, known_to_fit=32, max_size=10_000, optional_workspaces=True) == 157
+
+
+def test_a_tensor_that_lives_until_the_next_request_is_not_optional() -> None:
+    def step(size: int) -> list[tuple[str, int]]:
+        return [("x", size * 4 * MiB), ("y", 1 * MiB), ("x", -1), ("z", size * MiB)]
+
+    prediction = extrapolated(step)
+    for optional in (False, True):
+        assert (
+            prediction.largest(400 * MiB, known_to_fit=32, max_size=10_000, optional_workspaces=optional)
+            < 100
+        )
