@@ -91,6 +91,12 @@ class ModelCall(Annotation):
     line: int = 0
     """The line that called the model, or 0 if unknown."""
     function: str = ""
+    largest: str = ""
+    """The path of the module with the largest trainable parameter."""
+    largest_kind: str = ""
+    """The class of that module."""
+    largest_shape: tuple[int, ...] = ()
+    largest_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ from legroom.observe.source.user_files import INTERNAL, USER, kind_of
 MAX_CHAINS, MAX_MODELS = 1000, 1000
 MAX_CALLS, MAX_ARGUMENTS = 64, 100
 _TRAINING_NAME = re.compile(r"(?:^|_)(?:train|training|fit|learn|pretrain|finetune)(?:$|_)", re.IGNORECASE)
-_BACKWARD_NAMES = {"backward", "manual_backward"}
+_BACKWARD_NAMES = {
+    "backward",
+    "manual_backward",
+}  # as in `source.syntax`, which `legroom.watch` does not import
 
 
 class Line(NamedTuple):

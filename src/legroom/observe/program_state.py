@@ -116,6 +116,7 @@ def _model_calls(
             tuple(_untrained_modules(model, trained))[:MAX_UNTRAINED], bool(others), call.input_requires_grad,
             _dtype_of(model),
             file, line, function,
+            *_largest_parameter(model),
         )  # fmt: skip
 
 
@@ -129,6 +130,17 @@ def _dtype_of(model: nn.Module) -> str:
     for each in model.parameters():
         sizes[each.dtype] += each.numel()
     return str(sizes.most_common(1)[0][0]).removeprefix("torch.") if sizes else ""
+
+
+def _largest_parameter(model: nn.Module) -> tuple[str, str, tuple[int, ...], int]:
+    """Return the path and the class of the module with the largest trainable parameter, and its shape and bytes."""
+    trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    if not trainable:
+        return "", "", (), 0
+    name, largest = max(trainable, key=lambda named: named[1].numel() * named[1].element_size())
+    path = name.rpartition(".")[0]
+    kind = type(model.get_submodule(path)).__name__
+    return path, kind, tuple(largest.shape), largest.numel() * largest.element_size()
 
 
 def _untrained_modules(module: nn.Module, trained: set[int], path: str = "") -> Iterator[str]:

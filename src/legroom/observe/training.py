@@ -13,14 +13,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
 
-from legroom.memory.annotations import EvaluatedWithGradients
 from legroom.memory.event_base import Frame
 from legroom.observe.compiled import not_compiled
 from legroom.observe.creation_lines import follow_constructors, lines_of_loader, unfollow_constructors
@@ -28,6 +27,9 @@ from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.forward_passes import ForwardPasses
 from legroom.observe.instances import find_instances
 from legroom.observe.training_threads import register_training_thread
+
+if TYPE_CHECKING:
+    from legroom.memory.annotations import EvaluatedWithGradients
 
 
 class _ThreadState(threading.local):
@@ -143,8 +145,10 @@ class TrainingClock:
             if self.without_optimizer:
                 self._end_step()
 
-    def evaluations_with_gradients(self, seconds: float) -> Iterator[EvaluatedWithGradients]:
+    def evaluations_with_gradients(self, seconds: float) -> "Iterator[EvaluatedWithGradients]":
         """Return the evaluations with gradients so far. Call this method at the end of the program."""
+        from legroom.memory.annotations import EvaluatedWithGradients  # `legroom.watch` does not need it
+
         self.passes.find_evaluations(self.step)
         for frame, steps in self.passes.evaluations.items():
             latest = tuple(sorted(steps)[-MAX_STEPS:])

@@ -198,6 +198,8 @@ def test_calls_since_the_last_backward_pass_are_recorded_with_what_is_trained() 
     ]
     assert [each.trained_bytes for each in calls] == [0, 0, 4 * (8 * 4 + 4)]
     assert {each.dtype for each in calls} == {"float32"}
+    assert (calls[2].largest, calls[2].largest_kind, calls[2].largest_shape) == ("0", "Linear", (8, 8))
+    assert calls[2].largest_bytes == 4 * 8 * 8
     assert {each.others_are_trained for each in calls[:2]} == {True}
     assert calls[0].started < calls[1].started < calls[2].started < calls[0].time
 

@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     retention_advice.retry_while_handling,
     retention_advice.grows_each_step,
     retention_advice.earlier_steps_graph,
+    retention_advice.results_of_earlier_steps,
     retention_advice.evaluates_with_gradients,
     retention_advice.replaced_optimizers,
     retention_advice.untrained_model,

@@ -278,12 +278,16 @@ class Evidence:
     def fixed(self) -> int:
         """The number of bytes that do not depend on the batch size.
 
-        Gradients and optimizer states that the first step has yet to allocate are included.
+        Gradients and optimizer states that the first step has yet to allocate are included. Copies of the weights that
+        were created after the first step are not included.
         """
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
+        trainable = sum(each.trainable_bytes for each in self.optimizers)
+        copies = bytes_of([each for each in self.live(Category.PARAMETER) if each.step > 0])
+        if trainable and parameters - copies >= trainable:
+            parameters -= copies
         if self.trains:
-            trainable = sum(each.trainable_bytes for each in self.optimizers)
             gradients = max(gradients, min(parameters, trainable) if trainable else parameters)
         return (
             parameters

@@ -23,9 +23,11 @@ from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
 from legroom.observe.source.backward_calls import differentiated_names
+from legroom.observe.source.calls import CONSTRUCTORS
 from legroom.observe.source.files import find_function_at, tree_of
 from legroom.observe.source.later_uses import assigned_names, is_used_later
-from legroom.observe.source.operations import is_arithmetic, is_pairwise_difference
+from legroom.observe.source.operations import is_arithmetic, is_pairwise_difference, loads_checkpoint
+from legroom.observe.source.storing_lines import find_usage
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
@@ -133,6 +135,37 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
             bytes=size,
             saves=size,
         )
+
+
+def results_of_earlier_steps(evidence: Evidence) -> Iterator[Finding]:
+    """Report results that several earlier steps left behind, if no leak and no container is known that retains them."""
+    results = evidence.live(Category.RESULT, Category.TEMPORARY)
+    old = list(filter(evidence.is_earlier, results))
+    steps, size = len({each.step for each in old}), bytes_of(old)
+    if steps < _SEVERAL or size < evidence.oom.allocated * 0.1:
+        return
+    if any(evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks) or any(_containers(evidence)):
+        return
+    amount = f"{format_size(size)} of results from {steps} earlier steps are still alive."
+    for cause in evidence.causes("LG110", "LG101", "LG111", "LG105"):
+        yield _with_amount(cause, size, amount)
+        return
+    for holder in evidence.holders:
+        is_object = not holder.path.endswith("(Tensor)") and not holder.path.startswith("(")
+        if is_object and size * 0.8 <= holder.bytes <= size * 1.3:
+            yield Finding(
+                code="LG105",
+                message=f"{amount} {describe_holder(holder)} refers to them.",
+                fix="Store numbers (`.item()`) or host tensors (`.detach().cpu()`) instead, or remove them after each step.",
+                **location(heaviest_frame(old)),
+                bytes=size,
+                saves=size,
+            )
+            return
+
+
+_SEVERAL = 3
+"""The number of earlier steps whose results show that memory grows. A program may need the results of the last step."""
 
 
 def _with_amount(cause: Finding, size: int, amount: str) -> Finding:
@@ -396,24 +429,23 @@ def _may_train(evidence: Evidence) -> bool:
 
 
 def checkpoint_on_device(evidence: Evidence) -> Iterator[Finding]:
-    """Report a checkpoint that was loaded to the device, and that a variable still retains."""
-    minimum = evidence.oom.allocated * 0.05
-    large = [
-        each
-        for each in evidence.holders
-        if " item" in each.path and each.bytes - each.shared_bytes >= minimum
-    ]
-    for cause in evidence.causes("LG301") if large else ():
-        place = (cause.file, cause.line)
-        loaded = [each for each in evidence.state.live if each.frame is not None and each.frame[:2] == place]
-        for holder in large:
-            if holder.bytes <= bytes_of(loaded) * 1.05:
-                freed = holder.bytes - holder.shared_bytes
-                amount = (
-                    f"{describe_holder(holder)} still retains {format_size(freed)} that nothing else uses."
-                )
-                yield _with_amount(cause, freed, amount)
-                return
+    """Report a checkpoint that was loaded to the device and is still alive, in addition to the weights of the model."""
+    sizes: Counter[Frame] = Counter()
+    for each in evidence.live(Category.RESULT, Category.TEMPORARY, Category.INPUT):
+        if each.frame is not None:
+            sizes[each.frame] += each.block_bytes
+    for frame, size in sizes.items():
+        if size >= evidence.oom.allocated * 0.05 and loads_checkpoint(frame):
+            yield Finding(
+                code="LG301",
+                message=f"{format_size(size)} of the loaded checkpoint are still on the device, in addition to the "
+                "weights of the model.",
+                fix='Load the checkpoint into host memory with `map_location="cpu"`. `load_state_dict` copies the '
+                "weights to the right device.",
+                **location(frame),
+                bytes=size,
+                saves=size,
+            )
 
 
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
@@ -430,11 +462,27 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
             fix=fix,
-            **location(holder.frame),
+            **location(_storing_line(evidence, holder)),
             bytes=holder.bytes,
             saves=freed,
         )
         return
+
+
+def _storing_line(evidence: Evidence, holder: Holder) -> Frame | None:
+    """Return the line that stores tensors in a container, or the line that ran at the failure if it is unknown."""
+    frame = holder.frame
+    if frame is None:
+        return None
+    path = holder.path.partition(" ")[0]
+    statements = find_usage(
+        stem_of(path), is_attribute="." in path, file=frame.file, function=frame.function, line=frame.line
+    ).statements
+    added = [each for each in statements if not each.replaces and each.function not in CONSTRUCTORS]
+    creating = {each.frame[:2] for each in evidence.state.live if each.frame is not None}
+    created_here = [each for each in added if (each.file, each.line) in creating]
+    best = next(iter(created_here or added), None)
+    return Frame(best.file, best.line, best.function) if best is not None else frame
 
 
 def _containers(evidence: Evidence) -> Iterator[Holder]:
@@ -445,7 +493,8 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
     of the current step stay alive with the graph of `loss`, even if the list of outputs is cleared.
     """
     transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
-    old = bytes_of(list(filter(evidence.is_earlier, transient)))
+    earlier = list(filter(evidence.is_earlier, transient))
+    old, steps = bytes_of(earlier), len({each.step for each in earlier})
     leak_names = {stem_of(leak.name) for leak in evidence.leaks} | {leak.holder for leak in evidence.leaks}
     leaked = max((evidence.retained_by(leak) for leak in evidence.leaks if not leak.on_host), default=0)
     copies = _bytes_of_copies(evidence)
@@ -458,7 +507,8 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
         if leaked >= holder.bytes * 0.8:
             continue
         has_copies = trainable * 1.05 < holder.bytes <= copies * 1.05
-        is_old = has_copies or holder.bytes <= old * 1.05
+        # The container may have an item of the current step too.
+        is_old = has_copies or holder.bytes <= old * 1.05 * (1 + (steps > 1) / max(steps, 1))
         if not is_old and evidence.trains and _is_intermediate(holder):
             continue
         minimum = 0.05 if is_old and not has_copies else 0.3
@@ -476,7 +526,7 @@ def _bytes_of_copies(evidence: Evidence) -> int:
     in every epoch, and of the weights that an earlier optimizer has trained, such as the models of earlier folds.
     """
     weights = evidence.live(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
-    copies = bytes_of([each for each in weights if each.step > 0 and evidence.is_earlier(each)])
+    copies = bytes_of(_late_weights(evidence))
     parameters = [each.time for each in weights if each.category is Category.PARAMETER]
     newest = max(parameters, default=0.0)
     gradients = [each.time for each in weights if each.category is Category.GRADIENT and each.time < newest]
@@ -484,6 +534,15 @@ def _bytes_of_copies(evidence: Evidence) -> int:
     if new:  # a model that was created after the last gradients of another model
         copies = max(copies, bytes_of([each for each in weights if each.time < min(new)]))
     return copies
+
+
+def _late_weights(evidence: Evidence) -> list[Alloc]:
+    """Return the weights that were created after the first step, and the gradients and optimizer state of earlier
+    steps. A copy that is made between two steps counts for the later step.
+    """
+    weights = evidence.live(Category.PARAMETER, Category.BUFFER)
+    states = evidence.live(Category.GRADIENT, Category.OPTIMIZER_STATE)
+    return [each for each in (*weights, *filter(evidence.is_earlier, states)) if each.step > 0]
 
 
 def _is_intermediate(holder: Holder) -> bool:

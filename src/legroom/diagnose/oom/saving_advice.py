@@ -189,6 +189,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         fix += "Even without optimizer state, weights" if state else "Weights"
         fix += f" and gradients need {format_size(stateless)} of {format_size(evidence.budget)}"
         fix += "." if stateless > evidence.budget else ", and activations need memory in addition."
+        fix += _about_largest_layer(evidence)
         yield Finding(
             code="LG605", message=message, fix=fix, **constructor(evidence.optimizers), bytes=evidence.fixed,
             evidence={"fixed_bytes": evidence.fixed, "no_batch_fits": True},
@@ -200,6 +201,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     copies = evidence.live_bytes(Category.PARAMETER)
     if evidence.fixed - state + left + copies + evidence.unusable > evidence.budget:
         fix += " Pass `foreach=False` to the new optimizer."
+    fix += _about_largest_layer(evidence)
     yield Finding(
         code="LG605",
         message=message,
@@ -213,6 +215,30 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
             **(smaller.as_evidence() if smaller else {}),
         },
     )
+
+
+def _about_largest_layer(evidence: Evidence) -> str:
+    """Return a sentence about a layer with most of the weights, such as a `Linear` after a flattened feature map."""
+    call = max(evidence.model_calls, key=lambda each: each.trainable_bytes, default=None)
+    if call is None or len(call.largest_shape) != 2 or call.largest_bytes * 2 < call.trainable_bytes:
+        return ""
+    rows, columns = call.largest_shape
+    share = f"{call.largest_bytes / call.trainable_bytes:.0%} of the weights"
+    if call.largest_kind == "Linear" and columns >= _WIDE_INPUT * rows:
+        return (
+            f" `{call.largest}` (Linear({columns}, {rows})) has {share}. If its input is a flattened feature map, reduce "
+            "the feature map first, for example with `nn.AdaptiveAvgPool2d`."
+        )
+    if call.largest_kind == "Embedding":
+        return (
+            f" `{call.largest}` (Embedding({rows}, {columns})) has {share}. With `sparse=True` and an optimizer such as "
+            "`SGD` or `SparseAdam` for it, its gradient needs memory only for the rows of a batch."
+        )
+    return ""
+
+
+_WIDE_INPUT = 16
+"""A `Linear` layer with so many times more inputs than outputs probably follows a flattened feature map."""
 
 
 def _smaller_state(

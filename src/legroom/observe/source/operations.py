@@ -9,6 +9,7 @@ from legroom.observe.source.files import find_function_at, tree_of
 from legroom.observe.source.syntax import called_name
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
+_LOADERS = {"load", "load_file", "load_checkpoint"}
 _REDUCTIONS = {"sum", "mean", "norm", "vector_norm"}
 
 
@@ -56,6 +57,20 @@ def is_pairwise_difference(frame: Frame) -> bool:
         any(isinstance(node, ast.BinOp) and _combines_pairs(node) for node in ast.walk(statement))
         and any(called_name(node) in _REDUCTIONS for node in ast.walk(statement))
         for statement in _statements_at(frame)
+    )
+
+
+def loads_checkpoint(frame: Frame) -> bool:
+    """Return whether a line reads a file whose contents the program passes to `load_state_dict`."""
+    tree = tree_of(frame.file)
+    return (
+        tree is not None
+        and any(
+            called_name(node) in _LOADERS
+            for statement in _statements_at(frame)
+            for node in ast.walk(statement)
+        )
+        and any(called_name(node) == "load_state_dict" for node in ast.walk(tree))
     )
 
 

@@ -239,7 +239,10 @@ for episode in range(3):
 """
     (finding,) = findings(body, "LG101")
     assert finding.edits == ()
-    assert finding.fix == "Clear `self.saved` after each step"
+    assert finding.fix == (
+        "If no later backward pass needs the graph of `self.net(x).log()`, add `.detach()`. "
+        "Otherwise, clear `self.saved` after each step"
+    )
 
 
 def test_growing_tensor_is_detached() -> None:

@@ -1,5 +1,7 @@
 """Each advice rule detects its cause, estimates the saving, and reports nothing without evidence."""
 
+from dataclasses import replace
+
 import pytest
 
 from legroom.diagnose.oom import evidence
@@ -1843,3 +1845,129 @@ def test_a_state_is_detached_even_if_no_step_was_counted(make_run, tmp_path):
     run.events.append(ProgramState(0.5, True, True, 64, 64, (), (), False, 1, str(file), 8, "<module>"))
     finding = next(iter(run.advice().values()))
     assert (finding.code, finding.line, finding.saves) == ("LG104", 8, 600 * MiB)
+
+
+COPIES = """
+def train(model, loader):
+    history = []
+    for epoch in range(9):
+        for x in loader:
+            step(x)
+        history.append(copy.deepcopy(model.state_dict()))
+"""
+
+
+def test_copies_of_the_weights_are_reported_at_the_line_that_stores_them(make_run, tmp_path, monkeypatch):
+    file = tmp_path / "train.py"
+    file.write_text(COPIES)
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(200, PARAMETER, line=2)
+    for _ in range(3):
+        run.end_step()
+        run.alloc(200, PARAMETER, line=7)  # the last copy belongs to the step of the failure
+    run.alloc(100, ACTIVATION)
+    run.oom(400)
+    run.events.append(Holder("history (list, 3 items)", 600 * MiB, 9, Frame(str(file), 6, "train")))
+    add_optimizer(run, trainable=200, state=0)
+    finding = next(iter(run.advice().values()))
+    assert (finding.code, finding.line, finding.saves) == ("LG105", 7, 600 * MiB)
+
+
+def test_a_container_may_have_an_item_of_the_current_step(make_run):
+    run = make_run()
+    for _ in range(4):
+        run.alloc(150, RESULT)
+        run.end_step()
+    run.alloc(150, RESULT)
+    run.oom(400)
+    run.holder("model.queue (deque, 5 items)", 750)
+    assert run.advice()["LG105"].saves == 750 * MiB
+
+
+HOOKS = """import torch
+from torch import nn
+
+
+class Extractor:
+    def __init__(self, model):
+        self.outputs = []
+        model.layer.register_forward_hook(self.save)
+
+    def save(self, module, inputs, output):
+        self.outputs.append(output)
+
+
+extractor = Extractor(model)
+for x in loader:
+    model(x).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(("steps", "found"), [(4, True), (2, False)])
+@pytest.mark.parametrize("hooks", [True, False])
+def test_results_of_several_earlier_steps(make_run, tmp_path, monkeypatch, steps, found, hooks):
+    file = tmp_path / "train.py"
+    file.write_text(HOOKS if hooks else "\n".join(["pass"] * 30))
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    for _ in range(steps):
+        run.alloc(100, RESULT, line=16)
+        run.end_step()
+    run.oom(700)
+    run.events.append(Holder("extractor (Extractor)", steps * 100 * MiB, 9, Frame(str(file), 16, "<module>")))
+    advice = run.advice()
+    code = "LG110" if hooks else "LG105"
+    assert (code in advice) is found
+    if found:
+        assert (advice[code].line, advice[code].saves) == (11 if hooks else 16, 400 * MiB)
+
+
+LOAD = """import torch
+model = Net().cuda()
+saved = torch.load(path, map_location=device)
+"""
+
+
+@pytest.mark.parametrize(("more", "found"), [("model.load_state_dict(saved['model'])\n", True), ("", False)])
+def test_a_checkpoint_that_stays_on_the_device(make_run, tmp_path, monkeypatch, more, found):
+    file = tmp_path / "train.py"
+    file.write_text(LOAD + more)
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.alloc(300, PARAMETER, line=2)
+    run.alloc(300, TEMPORARY, line=3)
+    run.alloc(100, STATE, line=3)  # in use by the optimizer
+    run.phase = Phase.FORWARD
+    run.alloc(200, ACTIVATION)
+    run.oom(300)
+    advice = run.advice()
+    assert ("LG301" in advice) is found
+    if found:
+        assert (advice["LG301"].line, advice["LG301"].saves) == (3, 300 * MiB)
+        assert 'map_location="cpu"' in advice["LG301"].fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "size", "advised"),
+    [
+        ("Linear", (32, 65536), 250, "`fc` (Linear(65536, 32)) has 83% of the weights. If its input is a flattened"),
+        ("Linear", (4096, 4096), 250, ""),
+        ("Embedding", (65536, 32), 250, "`fc` (Embedding(65536, 32)) has 83% of the weights. With `sparse=True`"),
+        ("Embedding", (65536, 32), 100, ""),
+        ("Linear", (65536,), 250, ""),
+    ],
+)  # fmt: skip
+def test_the_layer_with_most_of_the_weights_is_named(make_run, kind, shape, size, advised):
+    run = make_run()
+    run.alloc(300, PARAMETER)
+    run.alloc(300, ACTIVATION)
+    run.oom(500)
+    add_optimizer(run, trainable=300, state=600)
+    call = ModelCall(0.5, 0.0, "Net", 300 * MiB, 300 * MiB, (), False, False, "float32")
+    run.events.append(
+        replace(call, largest="fc", largest_kind=kind, largest_shape=shape, largest_bytes=size * MiB)
+    )
+    fix = run.advice()["LG605"].fix
+    assert (advised in fix) if advised else ("of the weights. " not in fix)

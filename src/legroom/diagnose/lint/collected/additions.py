@@ -154,7 +154,7 @@ def _reported_at_call(program: Program, passed: _Passed) -> Problem:
     return Problem(
         node=passed.parts[0] if passed.parts else passed.argument,
         message=f"`{name}` stores {what} with its autograd graph in `{store.target}` in every step",
-        help=f"Clear `{store.target}` after each step"
+        help=detaching_or_clearing(what, store.target)
         if is_used_in_backward(program, store.target)
         else f"Pass {what} without its graph: {detaching_advice(program, passed.parts, store, passed.call.function)}",
         edits=edits,
@@ -176,7 +176,7 @@ def _reported_at_store(program: Program, passed: list[_Passed]) -> Problem:
     return Problem(
         node=parts[0] if parts else store.expression,
         message=f"`{store.target}` stores {what} with its autograd graph in every step ({where} {given})",
-        help=f"Clear `{store.target}` after each step"
+        help=detaching_or_clearing(what, store.target)
         if is_used_in_backward(program, store.target)
         else f"Store {what} without its graph: add `{added}`, or pass {given} without its graph",
         edits=tuple(edit for edits, _ in changes for edit in edits)
@@ -316,6 +316,11 @@ def detaching_advice(
 ) -> str:
     calls = {detaching_call(program, part, store, function) for part in parts}
     return _added_call(COPY if COPY in calls else DETACH)
+
+
+def detaching_or_clearing(what: str, target: str) -> str:
+    """Return the advice for values that a backward pass may use after they are stored."""
+    return f"If no later backward pass needs the graph of {what}, add `{DETACH}`. Otherwise, clear `{target}` after each step"
 
 
 def _added_call(call: str) -> str:

@@ -89,6 +89,7 @@ from legroom.diagnose.lint.collected.additions import (
     additions_by_calls,
     describe,
     detaching_advice,
+    detaching_or_clearing,
     is_closure,
     is_for_any_value,
     is_passed_directly,
@@ -341,7 +342,7 @@ def _stored(program: Program, store: StoreFact) -> Problem:
     edits, safe = detach_edits(program, store, store.target)
     parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
     if is_used_in_backward(program, store.target):
-        edits, remedy = [], f"Clear `{store.target}` after each step"
+        edits, remedy = [], detaching_or_clearing("{}", store.target)
     else:
         remedy = f"Store {{}} without its graph: {detaching_advice(program, parts, store)}"
     if not parts:
