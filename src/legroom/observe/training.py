@@ -167,7 +167,9 @@ class TrainingClock:
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
             self._optimizer_is_new = True
-        self.passes.went_backward(self.step)  # the CUDA history does not record each backward pass
+        self.passes.went_backward(
+            self.step
+        )  # some backward passes are not observed, such as those in compiled code
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, False)
         return self._with_closure_outside(args, kwargs)

@@ -22,7 +22,7 @@ import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -40,6 +40,7 @@ from legroom.memory.annotations import (
 from legroom.memory.event_base import Annotation
 from legroom.memory.events import Event, Sink, Step
 from legroom.memory.garbage_collection import no_garbage_collection
+from legroom.observe.backward_starts import observe_backward
 from legroom.observe.cuda.address_owners import AddressOwners, tensors_in
 from legroom.observe.cuda.failures import FailureObserver
 from legroom.observe.cuda.history_events import (
@@ -126,6 +127,7 @@ class CudaHistory:
         self._progress = (0, 0.0)
         self._allocated_after_step = 0
         self._in_gap = False
+        self._end_backward_observation: Callable[[], None] = lambda: None
         self._is_ready = False
         self._is_recording = False
         self._is_off = False
@@ -137,6 +139,7 @@ class CudaHistory:
         self._unpacking.enter_context(autograd_graph.unpack_until_packed())
         self._modules.attach()
         self._clock.attach()
+        self._end_backward_observation = observe_backward(self._backward_starts, self._backward_starts)
         _active.append(self)
         self._api.when_ready(self._begin)
         return self
@@ -217,6 +220,7 @@ class CudaHistory:
         self._unpacking.close()
         self._modules.detach()
         self._clock.detach()
+        self._end_backward_observation()
         self._failures.close()
         self._peaks.stop()
         if self._is_recording:
@@ -234,6 +238,7 @@ class CudaHistory:
         self._is_off = True
         self._modules.detach()
         self._clock.detach()
+        self._end_backward_observation()
         self._failures.close()
 
     @property
@@ -254,6 +259,10 @@ class CudaHistory:
             self._owners.root_called(module, (args, kwargs), tick)
         if time.perf_counter() - self._checked > CHECK_SECONDS:
             self._check_peaks()
+
+    @_never_raises
+    def _backward_starts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._clock.went_backward()
 
     def _activity_outside(self) -> str:
         return OPTIMIZER if self._clock.in_optimizer else OTHER

@@ -22,7 +22,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from legroom.observe.backward_starts import observe_backward
 from legroom.observe.compiled import not_compiled
 from legroom.observe.tensor_reference import TensorReference
 from legroom.observe.training import has_optimizer
@@ -123,7 +124,7 @@ class IterationTracker:
         if not self._has_better_signal():
             self._calls.attach()
         self._handle = register_optimizer_step_post_hook(not_compiled(self._stepped))
-        self._wrap_backward()
+        self._undo.append(observe_backward(self._before_backward, self._before_grad))
         self._wrap_train()
         self._wrap_no_grad(torch.no_grad)
         self._wrap_no_grad(torch.inference_mode)
@@ -328,39 +329,25 @@ class IterationTracker:
     def _has_better_signal(self) -> bool:
         return self.has_stepped or self._batches > 1 or self._backwards_since_step > 0
 
-    def _wrap_backward(self) -> None:
-        """Wrap `torch.autograd.backward`, which every `loss.backward()` looks up by name, and `torch.autograd.grad`."""
-        backward, grad = torch.autograd.backward, torch.autograd.grad
+    def _before_backward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._is_in_loop(trains=True):
+            return
+        self._backward_starts()
+        if args and not self.ignores_backward:
+            self._on_backward(args[0])
+        if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
+            from legroom.observe.dispatch.attribution import user_frame  # few programs need it
 
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if self._is_in_loop(trains=True):
-                self._backward_starts()
-                if args and not self.ignores_backward:
-                    self._on_backward(args[0])
-                if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
-                    from legroom.observe.dispatch.attribution import user_frame  # few programs need it
+            self.create_graph_line = user_frame(sys._getframe(2))[0]
 
-                    self.create_graph_line = user_frame(sys._getframe(1))[0]
-            return backward(*args, **kwargs)
-
-        def wrapped_grad(*args: Any, **kwargs: Any) -> Any:
-            if self._is_in_loop(trains=True) and not self.has_stepped and args:
-                if not kwargs.get("create_graph"):
-                    self._backward_starts()
-                    self._on_backward(args[0])
-                else:
-                    self._grad_with_graph()
-            return grad(*args, **kwargs)
-
-        def undo() -> None:
-            if torch.autograd.backward is wrapped:
-                torch.autograd.backward = backward
-            if torch.autograd.grad is wrapped_grad:
-                torch.autograd.grad = grad
-
-        wrapped.__wrapped__, wrapped_grad.__wrapped__ = backward, grad  # type: ignore[attr-defined]
-        torch.autograd.backward, torch.autograd.grad = wrapped, wrapped_grad
-        self._undo.append(undo)
+    def _before_grad(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._is_in_loop(trains=True) or self.has_stepped or not args:
+            return
+        if kwargs.get("create_graph"):
+            self._grad_with_graph()
+        else:
+            self._backward_starts()
+            self._on_backward(args[0])
 
     def _wrap_train(self) -> None:
         # `model.eval()` calls `train(False)`. An evaluation without a loader may follow.

@@ -377,3 +377,18 @@ def test_a_later_patch_of_module_calls_is_kept(monkeypatch: pytest.MonkeyPatch) 
             nn.Linear(2, 2)(torch.zeros(1, 2))
     finally:
         nn.Module._call_impl = before  # type: ignore[method-assign]
+
+
+def test_steps_are_counted_without_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    original = torch.autograd.backward
+    with simulation:
+        model = nn.Linear(256, 256)
+        for _ in range(4):
+            model.zero_grad()
+            model(torch.ones(8, 256)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+    assert torch.autograd.backward is original
+    assert [each.step for each in simulation.events if isinstance(each, Step)] == [0, 1, 2]
