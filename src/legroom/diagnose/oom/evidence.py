@@ -125,12 +125,16 @@ class Evidence:
         return [each for each in self.details if isinstance(each, BroadcastTensors)]
 
     def causes(self, *codes: str) -> "list[LintFinding]":
-        """Return what the linter finds in the user's files that allocated memory or called models, in the order of the
-        codes."""
+        """Return what the linter finds in `files`, in the order of the codes."""
+        return find_causes(self.files, codes)
+
+    @cached_property
+    def files(self) -> list[str]:
+        """The user's files that allocated memory or called models."""
         frames = [self.model_call, self.oom.frame, *(each.frame for each in self.state.live)]
         files = [each.file for each in (*frames, *self.model_calls) if each is not None]
         files += re.findall(r'^  File "([^"]+)", line', self.traceback, re.M)
-        return find_causes(dict.fromkeys(each for each in files if is_user_file(each)), codes)
+        return list(dict.fromkeys(each for each in files if is_user_file(each)))
 
     @cached_property
     def evaluates(self) -> bool:
@@ -264,6 +268,12 @@ class Evidence:
         """
         return self.evaluates or self.oom.step < max(len(self.optimizers), 1)
 
+    @cached_property
+    def creates_weights_in_forward(self) -> bool:
+        """True if the first forward pass creates parameters, which the program may pass to an optimizer afterwards."""
+        weights = self.live(Category.PARAMETER)
+        return self.oom.step == 0 and any(each.phase is Phase.FORWARD for each in weights)
+
     def retained_by(self, leak: Leak) -> int:
         """Return the number of bytes that the variable of a leak retains, or the measured growth if the variable is
         unknown.
@@ -353,9 +363,10 @@ class Evidence:
     def unusable(self) -> int:
         """The number of reserved bytes that are expected to stay unused.
 
-        The value is the size of the fragments at the failure, but at least one large segment or 10% of the budget, whichever is smaller.
+        The value is the size of the fragments at the failure, but at least one large segment or a quarter of the budget,
+        whichever is smaller.
         """
-        return max(self.oom.fragmented, min(LARGE_SEGMENT, self.budget // 10))
+        return max(self.oom.fragmented, min(LARGE_SEGMENT, self.budget // 4))
 
     @cached_property
     def optimizer_temporaries(self) -> int:

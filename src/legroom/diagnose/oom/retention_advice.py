@@ -184,7 +184,7 @@ def _with_amount(cause: Finding, size: int, amount: str) -> Finding:
 def untrained_model(evidence: Evidence) -> Iterator[Finding]:
     """Report a model that no optimizer updates, such as a teacher, but that saves activations for its own gradients."""
     calls = sorted(evidence.model_calls, key=lambda each: each.started)
-    if evidence.evaluates:
+    if evidence.evaluates or evidence.creates_weights_in_forward:
         return
     sizes: Counter[tuple[str, Frame]] = Counter()
     in_pass: Counter[tuple[str, Frame]] = Counter()
@@ -243,7 +243,7 @@ def replaced_optimizers(evidence: Evidence) -> Iterator[Finding]:
 
 def untrained_parameters(evidence: Evidence) -> Iterator[Finding]:
     """Report parts of a model that no optimizer updates, such as a pretrained backbone that is not frozen."""
-    if not evidence.optimizers or evidence.evaluates:
+    if not evidence.optimizers or evidence.evaluates or evidence.creates_weights_in_forward:
         return
     for call in evidence.model_calls:
         if not call.trained_bytes or not call.untrained or call.input_requires_grad is not False:

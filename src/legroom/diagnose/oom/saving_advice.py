@@ -16,7 +16,8 @@ from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Oom
-from legroom.observe.source.operations import attention_at
+from legroom.observe.source.cells import short_location
+from legroom.observe.source.operations import attention_at, float64_lines
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
@@ -300,7 +301,11 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
         return
     transient = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
     size = bytes_of([each for each in transient if each.phase is Phase.OPTIMIZER])
-    size += 0 if _creates_state(evidence) else oom.requested
+    if _creates_state(evidence):
+        if not size and evidence.optimizers:
+            return  # no temporary memory exists yet, so the state itself does not fit
+    else:
+        size += oom.requested
     size = max(size, evidence.optimizer_temporaries)
     if size < evidence.live_bytes(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
         return
@@ -337,7 +342,7 @@ def _for_next_pass(evidence: Evidence) -> tuple[str, BatchChange | None, bool]:
 
     Resetting the gradients before the forward pass does not change the results, so it comes before a smaller batch.
     """
-    limit = evidence.budget - min(evidence.unusable, evidence.budget // 10)
+    limit = evidence.budget - min(evidence.unusable, evidence.budget // 4)
     if evidence.next_pass() <= limit:
         return "", None, True
     also, needed = "", evidence.next_pass(resets_gradients_first=True)
@@ -606,11 +611,16 @@ def double_precision(evidence: Evidence) -> Iterator[Finding]:
     if not calls or any(each.dtype != "float64" for each in calls):
         return
     size = evidence.oom.allocated
+    places = [Frame(file, line, "") for file in evidence.files for line in float64_lines(file)]
+    fix = "Convert the model and its inputs to float32 (`.float()`). NumPy arrays are float64 by default."
+    if places:
+        names = " and ".join(short_location(each.file, each.line) for each in places[:3])
+        fix = f"Use float32 for the model and its inputs. Change {names}{', and others' * (len(places) > 3)}."
     yield Finding(
         code="LG422",
         message=f"`{calls[-1].model}` computes in float64, which needs twice the memory of float32.",
-        fix="Convert the model and its inputs to float32 (`.float()`). NumPy arrays are float64 by default.",
-        **location(evidence.model_call),
+        fix=fix,
+        **location(places[0] if places else evidence.model_call),
         bytes=size,
         saves=size // 2,
     )

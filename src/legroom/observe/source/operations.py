@@ -10,6 +10,7 @@ from legroom.observe.source.syntax import called_name
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
 _LOADERS = {"load", "load_file", "load_checkpoint"}
+_TRANSPOSING = {"transpose", "permute", "t", "swapaxes", "swapdims", "einsum", "rearrange"}
 _REDUCTIONS = {"sum", "mean", "norm", "vector_norm"}
 
 
@@ -30,9 +31,51 @@ def attention_at(frame: Frame) -> Attention | None:
     softmax = [node for node in calls if called_name(node).lower().endswith("softmax")]
     if not softmax or len(list(_products(function))) < 2 or isinstance(function, ast.Module):
         return None
+    if not any(_contains_scores(node, _assigned_values(function)) for node in softmax):
+        return None
     lines = (range(node.lineno, (node.end_lineno or 0) + 1) for node in softmax)
     first, last = getattr(function, "lineno", 0), getattr(function, "end_lineno", 0)
     return Attention(range(first, last + 1), frozenset(line for each in lines for line in each))
+
+
+def _contains_scores(node: ast.AST, assigned: dict[str, list[ast.expr]]) -> bool:
+    """Return whether a softmax is computed from products of queries and transposed keys. Additive scores, as in graph
+    attention, are not products.
+    """
+    found: list[ast.AST] = [node]
+    seen: set[str] = set()
+    for each in found:  # grows while it is read
+        for product in _products(each):
+            operands = {part.id for part in ast.walk(product) if isinstance(part, ast.Name)}
+            if any(
+                map(_transposes, (product, *(value for name in operands for value in assigned.get(name, ()))))
+            ):
+                return True
+        names = {part.id for part in ast.walk(each) if isinstance(part, ast.Name)} - seen
+        seen |= names
+        found += [value for name in sorted(names) for value in assigned.get(name, ())]
+    return False
+
+
+def _transposes(node: ast.AST) -> bool:
+    return any(
+        called_name(part) in _TRANSPOSING or (isinstance(part, ast.Attribute) and part.attr in ("T", "mT"))
+        for part in ast.walk(node)
+    )
+
+
+def _assigned_values(function: ast.AST) -> dict[str, list[ast.expr]]:
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            names = {
+                part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)
+            }
+            for name in names:
+                values.setdefault(name, []).append(node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            values.setdefault(node.target.id, []).append(node.value)
+    return values
 
 
 def is_arithmetic(frame: Frame) -> bool:
@@ -72,6 +115,21 @@ def loads_checkpoint(frame: Frame) -> bool:
         )
         and any(called_name(node) == "load_state_dict" for node in ast.walk(tree))
     )
+
+
+def float64_lines(file: str) -> list[int]:
+    """Return the lines that convert to float64 explicitly, such as `model.double()` and `dtype=torch.float64`."""
+    tree = tree_of(file)
+    return sorted({
+        node.lineno
+        for node in (ast.walk(tree) if tree is not None else ())
+        if (called_name(node) == "double" and isinstance(node, ast.Call) and not node.args)
+        or (isinstance(node, ast.Attribute) and node.attr in ("float64", "double") and _is_torch(node.value))
+    })
+
+
+def _is_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("torch", "th")
 
 
 def _combines_pairs(node: ast.BinOp) -> bool:
