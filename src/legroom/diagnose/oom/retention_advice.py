@@ -18,7 +18,7 @@ from legroom.diagnose.oom.evidence import (
     location,
     stem_of,
 )
-from legroom.diagnose.report.growing_lines import Leak, describe_holder
+from legroom.diagnose.report.growing_lines import STORE_DETACHED, Leak, describe_holder
 from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder
@@ -45,6 +45,13 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
             continue  # uses no device memory
         size = evidence.retained_by(leak)
         owner, fix = _growing_owner(evidence, leak, size), leak.advice
+        at_line = [
+            each
+            for each in _late_weights(evidence)
+            if each.frame and each.frame[:2] == (leak.file, leak.line)
+        ]
+        if leak.kind == "tensor" and bytes_of(at_line) >= size * 0.5:
+            fix = _on_host(leak.name)
         if owner is not None:
             size = owner.bytes
             name = owner.path.partition(" ")[0]
@@ -456,8 +463,10 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
         name = holder.path.partition(" ")[0]
         freed = holder.bytes - holder.shared_bytes
         fix = f"Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in `{name}`, or clear the variable after use."
+        if evidence.live_bytes(Category.ACTIVATION) >= holder.bytes * 0.5:
+            fix = f"{STORE_DETACHED} or numbers (`.item()`) in `{name}`, or clear the variable after use."
         if holder.bytes <= _bytes_of_copies(evidence) * 1.05:
-            fix = f"Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file."
+            fix = _on_host(name)
         yield Finding(
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
@@ -467,6 +476,13 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
             saves=freed,
         )
         return
+
+
+def _on_host(name: str) -> str:
+    return (
+        "Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is "
+        f"stored in `{name}`, or save it to a file. For a state dict, call `.cpu()` on each tensor."
+    )
 
 
 def _storing_line(evidence: Evidence, holder: Holder) -> Frame | None:

@@ -135,11 +135,13 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
     )
 
 
+STORE_DETACHED = (
+    "Store detached tensors (`.detach()`, and `.cpu()` if no later operation needs them on the GPU)"
+)
+
+
 def graph_advice(owner: str) -> str:
-    return (
-        f"{owner} retains the autograd graph of every step. Store numbers (`loss.item()`) or detached copies "
-        "(`output.detach().cpu()`) instead."
-    )
+    return f"{owner} retains the autograd graph of every step. {STORE_DETACHED} or numbers (`loss.item()`) instead."
 
 
 def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:

@@ -128,8 +128,9 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
     if detected.how == "gradient":
         return "LG109", (
             f"The backward pass with `create_graph=True` stores a gradient with a graph in {name}. The gradient, its graph "
-            "and the parameter refer to each other, so they are never freed. Use `torch.autograd.grad(…, "
-            "create_graph=True)`, or set `.grad` to None after use."
+            "and the parameter refer to each other, so they are never freed. Remove "
+            "`create_graph=True` if no later backward pass needs the graph of the gradient. Otherwise, use "
+            "`torch.autograd.grad(…, create_graph=True)`."
         )
     if detected.how == "hook":
         return "LG110", (

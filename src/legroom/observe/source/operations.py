@@ -120,12 +120,18 @@ def loads_checkpoint(frame: Frame) -> bool:
 def float64_lines(file: str) -> list[int]:
     """Return the lines that convert to float64 explicitly, such as `model.double()` and `dtype=torch.float64`."""
     tree = tree_of(file)
-    return sorted({
-        node.lineno
-        for node in (ast.walk(tree) if tree is not None else ())
-        if (called_name(node) == "double" and isinstance(node, ast.Call) and not node.args)
-        or (isinstance(node, ast.Attribute) and node.attr in ("float64", "double") and _is_torch(node.value))
-    })
+    return sorted(
+        {
+            node.lineno
+            for node in (ast.walk(tree) if tree is not None else ())
+            if (called_name(node) == "double" and isinstance(node, ast.Call) and not node.args)
+            or (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("float64", "double")
+                and _is_torch(node.value)
+            )
+        }
+    )
 
 
 def _is_torch(node: ast.expr) -> bool:

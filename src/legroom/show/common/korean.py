@@ -95,8 +95,11 @@ CATALOGUE = {
     "Memory grows by {rate:size} per step and has reached {size:size}.": "메모리가 step마다 {rate}씩 늘어 {size}가 되었습니다.",
     "{owner} → {rate:size} per step.": "{owner} → step당 {rate}.",
     "{owner:term} retains the autograd graph of every step.": "{owner}에 모든 step의 autograd graph가 남아 있습니다.",
-    "Store numbers (`loss.item()`) or detached copies (`output.detach().cpu()`) instead.": (
-        "대신 숫자(`loss.item()`)나 detach한 복사본(`output.detach().cpu()`)을 저장하세요."
+    "Store detached tensors (`.detach()`, and `.cpu()` if no later operation needs them on the GPU) or numbers (`loss.item()`) instead.": (
+        "대신 detach한 tensor(`.detach()`, 나중에 GPU에서 쓰지 않으면 `.cpu()`도)나 숫자(`loss.item()`)를 저장하세요."
+    ),
+    "Store detached tensors (`.detach()`, and `.cpu()` if no later operation needs them on the GPU) or numbers (`.item()`) in `{name}`, or clear the variable after use.": (
+        "`{name}`에 detach한 tensor(`.detach()`, 나중에 GPU에서 쓰지 않으면 `.cpu()`도)나 숫자(`.item()`)를 저장하거나, 다 쓴 뒤에 변수를 비우세요."
     ),
     "{owner:term} retains the tensors created on this line.": "{owner}에 이 줄에서 만든 tensor가 남아 있습니다.",
     "Store host tensors or numbers instead (`.cpu()`, `.item()`), or delete the tensors before the next step.": (
@@ -116,9 +119,10 @@ CATALOGUE = {
         "{owner}에 순환 참조가 있습니다. 순환 참조는 Python의 garbage collector만 해제하는데, 아직 실행되지 않았습니다. weak reference를 쓰거나 "
         "속성을 None으로 바꿔 순환을 끊거나, 몇 step마다 `gc.collect()`를 호출하세요."
     ),
-    "The backward pass with `create_graph=True` stores a gradient with a graph in {owner:term}. The gradient, its graph and the parameter refer to each other, so they are never freed. Use `torch.autograd.grad(…, create_graph=True)`, or set `.grad` to None after use.": (
+    "The backward pass with `create_graph=True` stores a gradient with a graph in {owner:term}. The gradient, its graph and the parameter refer to each other, so they are never freed. Remove `create_graph=True` if no later backward pass needs the graph of the gradient. Otherwise, use `torch.autograd.grad(…, create_graph=True)`.": (
         "`create_graph=True`로 실행한 backward pass 때문에 {owner}에 graph가 붙은 gradient가 저장됩니다. gradient와 그 graph, parameter가 서로 참조하므로 "
-        "해제되지 않습니다. `torch.autograd.grad(…, create_graph=True)`를 쓰거나, 다 쓴 뒤에 `.grad`를 None으로 바꾸세요."
+        "해제되지 않습니다. 나중의 backward pass에 gradient의 graph가 필요 없으면 `create_graph=True`를 지우세요. 필요하면 "
+        "`torch.autograd.grad(…, create_graph=True)`를 쓰세요."
     ),
     "Each step adds another function to {owner:term}, and each function keeps its tensors alive. Register the function once, or remove it after use (`handle.remove()`).": (
         "step마다 {owner}에 함수가 하나씩 더해지고, 함수마다 tensor가 함께 남습니다. 함수를 한 번만 등록하거나, 다 쓴 뒤에 제거하세요(`handle.remove()`)."
@@ -243,10 +247,28 @@ CATALOGUE = {
     "If no later backward pass uses `{name}`, compute it in `with torch.no_grad():`, or store `.detach()` of each result.": (
         "나중의 backward pass가 `{name}`을 쓰지 않는다면 `with torch.no_grad():` 안에서 계산하거나, 각 결과의 `.detach()`를 저장하세요."
     ),
-    "{holder} still retains {size:size} that nothing else uses.": "{holder}이(가) 다른 곳에서 쓰지 않는 {size}를 아직 붙잡고 있습니다.",
-    "Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file.": (
-        "가중치는 GPU에 하나만 두세요. 모델이나 state를 `{name}`에 넣기 전에 host로 옮기거나(`.cpu()`) 파일에 저장하세요."
+    "Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file. For a state dict, call `.cpu()` on each tensor.": (
+        "가중치는 GPU에 하나만 두세요. 모델이나 state를 `{name}`에 넣기 전에 host로 옮기거나(`.cpu()`) 파일에 저장하세요. state dict이면 tensor마다 "
+        "`.cpu()`를 호출하세요."
     ),
+    "{size:size} of the loaded checkpoint are still on the device, in addition to the weights of the model.": (
+        "불러온 checkpoint의 {size}가 모델의 가중치와 별도로 GPU에 남아 있습니다."
+    ),
+    'Load the checkpoint into host memory with `map_location="cpu"`. `load_state_dict` copies the weights to the right device.': (
+        '`map_location="cpu"`로 checkpoint를 호스트 메모리에 불러오세요. `load_state_dict`가 가중치를 알맞은 device로 복사합니다.'
+    ),
+    "{size:size} of results from {steps} earlier steps are still alive.": "이전 step {steps}개의 결과 {size}가 해제되지 않고 남아 있습니다.",
+    "{holder:term} refers to them.": "{holder}에서 참조합니다.",
+    "Store numbers (`.item()`) or host tensors (`.detach().cpu()`) instead, or remove them after each step.": (
+        "대신 숫자(`.item()`)나 호스트 tensor(`.detach().cpu()`)를 저장하거나, step마다 지우세요."
+    ),
+    "`{layer}` ({kind}) has {share} of the weights. If its input is a flattened feature map, reduce the feature map first, for example with `nn.AdaptiveAvgPool2d`.": (
+        "`{layer}`({kind})이 가중치의 {share}를 차지합니다. 입력이 펼친 feature map이면 `nn.AdaptiveAvgPool2d` 등으로 feature map을 먼저 줄이세요."
+    ),
+    "`{layer}` ({kind}) has {share} of the weights. With `sparse=True` and an optimizer such as `SGD` or `SparseAdam` for it, its gradient needs memory only for the rows of a batch.": (
+        "`{layer}`({kind})이 가중치의 {share}를 차지합니다. `sparse=True`와 `SGD`, `SparseAdam` 같은 optimizer를 쓰면 gradient가 batch의 행만큼만 메모리를 씁니다."
+    ),
+    "Use float32 for the model and its inputs. Change {places}.": "모델과 입력에 float32를 쓰세요. {places}를 고치세요.",
     # --- advice: less memory
     "Limit the size of the samples: truncate, crop or split them, or put samples of similar size into one batch.": (
         "샘플의 크기를 제한하세요. 자르거나 crop하거나 나누고, 크기가 비슷한 샘플끼리 batch를 만드세요."

@@ -49,8 +49,8 @@ def test_gradients_of_models_without_a_variable_are_reported_at_the_backward_pas
     assert code == "LG109"
     assert advice == (
         "The backward pass with `create_graph=True` stores a gradient with a graph in `parameter.grad`. The gradient, "
-        "its graph and the parameter refer to each other, so they are never freed. Use `torch.autograd.grad(…, "
-        "create_graph=True)`, or set `.grad` to None after use."
+        "its graph and the parameter refer to each other, so they are never freed. Remove `create_graph=True` if no later backward pass "
+        "needs the graph of the gradient. Otherwise, use `torch.autograd.grad(…, create_graph=True)`."
     )
 
 
