@@ -61,6 +61,8 @@ _LEVELS = (
     _Level(rows=5, advice=5, extras=1),
     _Level(rows=5, advice=5),
     _Level(rows=4, advice=5),
+    _Level(rows=4, advice=7, lines=2),
+    _Level(rows=3, advice=8, gap="", lines=2),
     _Level(rows=5, advice=6, reason=False),
     _Level(rows=4, advice=6, reason=False),
     _Level(rows=3, advice=6, reason=False),
@@ -109,12 +111,12 @@ class ShortReport:
 
 def _with_main_categories(report: RunReport, levels: Iterable[_Level]) -> Iterator[_Level]:
     """Before each level that merges categories that use much memory, yield a level with a row more for categories and a
-    line of code less. After an out-of-memory error, the lines of code are more important.
+    line of code less. After an out-of-memory error, at least two lines of code are shown.
     """
     snapshot = _snapshot(report)
-    wanted = 0 if snapshot is None or report.failed_with_oom else rows_of_largest(snapshot)
+    wanted = 0 if snapshot is None else rows_of_largest(snapshot)
     for level in levels:
-        if level.rows < wanted:
+        if level.rows < wanted and level.lines > (2 if report.failed_with_oom else 0):
             yield level._replace(rows=level.rows + 1, lines=level.lines - 1)
         yield level
 
