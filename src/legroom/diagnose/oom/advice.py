@@ -6,8 +6,10 @@ reduce the memory of a correct program. Corrections of mistakes come first if th
 changes only postpone the failure.
 
 The field `saves` is the estimated number of bytes that the change frees at the failure. The message lists the
-assumptions of the estimate.
+assumptions of the estimate. The evidence `may_not_suffice` marks a change that may not free enough memory.
 """
+
+from dataclasses import replace
 
 from legroom.diagnose.oom import retention_advice, saving_advice
 from legroom.diagnose.oom.evidence import Evidence, Rule
@@ -66,7 +68,12 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
         for finding in rule(evidence)
         if finding.saves > 0 or finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits")
     ]
-    findings = [finding for _, finding in sorted(ranked, key=lambda pair: pair[0])]
+    findings = [
+        replace(finding, evidence={**finding.evidence, "may_not_suffice": True})
+        if _may_not_suffice(rank, finding, evidence)
+        else finding
+        for rank, finding in sorted(ranked, key=lambda pair: pair[0])
+    ]
     if not findings:
         findings = list(saving_advice.largest_line(evidence))
     half = evidence.oom.allocated / 2
@@ -74,6 +81,12 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
         # Smaller graphs do not help while the graph of every step is retained.
         findings = [finding for finding in findings if finding.code not in _SMALLER_GRAPH_CODES]
     return tuple(findings)
+
+
+def _may_not_suffice(rank: tuple[int, int, int], finding: Finding, evidence: Evidence) -> bool:
+    if finding.code in _MISTAKE_CODES:
+        return finding.saves < evidence.missing
+    return rank[0] in (4, 5, 7) and finding.code not in _BLOCKING_CODES
 
 
 def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:

@@ -3,9 +3,11 @@
 import os
 import re
 
+from legroom.findings import Finding
 from legroom.log import one_line, printable
 from legroom.memory.event_base import Frame, Phase
 from legroom.observe.source.cells import cell_name, is_cell_name
+from legroom.units import format_size
 
 _PHASES = {
     Phase.FORWARD: "in the forward pass",
@@ -66,6 +68,14 @@ def format_duration(seconds: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Format a count with its unit, for example `1 step`, `2 steps` or `12,000 steps`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_saving(finding: Finding) -> str:
+    """Format the memory that a suggested change saves, or return an empty string if it is unknown."""
+    if finding.saves <= 0:
+        return ""
+    remark = " (may not be enough)" if finding.evidence.get("may_not_suffice") else ""
+    return f"saves about {format_size(finding.saves)}{remark}"
 
 
 def clean(text: str) -> str:

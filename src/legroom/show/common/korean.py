@@ -13,6 +13,7 @@ CATALOGUE = {
     "Suggested change": "수정 제안",
     "(1 of {number:number})": "({number}개 중 1번)",
     "saves about {size:size}": "약 {size} 절약",
+    "saves about {size:size} (may not be enough)": "약 {size} 절약(부족할 수 있음)",
     "Peaks of other devices": "다른 device의 최대 메모리",
     "{device:term} {allocated:size} of {capacity:size}": "{device} {capacity} 중 {allocated}",
     "Retained by": "메모리를 붙잡고 있는 변수",

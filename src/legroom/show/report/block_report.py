@@ -15,7 +15,7 @@ from legroom.memory.state import Holding
 from legroom.memory.timeline import Sample
 from legroom.show.common import notebook_html as html
 from legroom.show.common.code_frame import source_line
-from legroom.show.common.formatting import format_count, format_location
+from legroom.show.common.formatting import format_count, format_location, format_saving
 from legroom.show.common.memory_svg import CATEGORY_FILLS, bar_svg, timeline_svg
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import (
@@ -106,7 +106,8 @@ def _oom_html(oom: OomReport) -> Iterator[str]:
 
 
 def _finding_html(finding: Finding) -> str:
-    saves = f", saves about {format_size(finding.saves)}" if finding.saves > 0 else ""
+    saving = format_saving(finding)
+    saves = f", {saving}" if saving else ""
     where = f", {format_location(finding.file, finding.line)}" if finding.file else ""
     return html.sentence(f"{finding.code}{saves}{where}. {finding.message} {finding.fix}")
 

@@ -28,6 +28,7 @@ from legroom.show.common.formatting import (
     format_frame,
     format_location,
     format_phase,
+    format_saving,
 )
 from legroom.show.common.memory_charts import MemoryBar, StepSparkline
 from legroom.show.common.sections import section, top_lines
@@ -353,8 +354,8 @@ def _fragments(oom: OomReport) -> Iterator[RenderableType]:
 def _finding(number: int, finding: Finding) -> RenderableType:
     head = Text(f"  {number}. ")
     head.append(finding.code, style="bold cyan")
-    if finding.saves:
-        head.append(f"  saves about {format_size(finding.saves)}", style="green")
+    if saving := format_saving(finding):
+        head.append(f"  {saving}", style="green")
     if finding.file:
         head.append(f"  {format_location(finding.file, finding.line)}", style="dim")
     return Group(

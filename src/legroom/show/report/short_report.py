@@ -18,7 +18,7 @@ from rich.text import Text
 from legroom.diagnose.report.device_memory import MemorySnapshot
 from legroom.diagnose.report.run_report import RunReport
 from legroom.log import one_line
-from legroom.show.common.formatting import clean, format_location
+from legroom.show.common.formatting import clean, format_location, format_saving
 from legroom.show.common.language import Words, translate
 from legroom.show.common.memory_charts import MemoryBar, StepSparkline, rows_of_largest
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits, count_lines, fits_line
@@ -221,7 +221,8 @@ def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableTy
             words = _words(report)
             finding, number = report.oom.advice[0], len(report.oom.advice)
             of = f" {words(f'(1 of {number})')}" if number > 1 else ""
-            saves = f", {words(f'saves about {format_size(finding.saves)}')}" if finding.saves else ""
+            saving = words(format_saving(finding))
+            saves = f", {saving}" if saving else ""
             where = f", {format_location(finding.file, finding.line)}" if finding.file else ""
             yield _heading(words("Suggested change"), f"{finding.code}{of}{saves}{where}", level)
             yield Cropped(_padded(_suggestion(report, level)), level.advice)

@@ -104,6 +104,14 @@ def test_single_large_activation_does_not_suggest_spilling(make_run):
     assert "LG613" not in run.advice()
 
 
+@pytest.mark.parametrize(("request_size", "may_not_suffice"), [(100, False), (700, True)])
+def test_a_change_that_may_free_too_little_is_marked(training, request_size, may_not_suffice):
+    training.oom(request_size)
+    advice = training.advice()
+    assert ("may_not_suffice" in advice["LG401"].evidence) is may_not_suffice
+    assert "may_not_suffice" not in advice["LG603"].evidence
+
+
 def test_options_are_ordered_by_effort(training):
     training.oom(100)
     assert list(training.advice()) == ["LG603", "LG401", "LG604"]

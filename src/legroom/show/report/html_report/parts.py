@@ -21,6 +21,7 @@ from legroom.show.common.formatting import (
     format_duration,
     format_frame,
     format_location,
+    format_saving,
 )
 from legroom.show.report.run_report import format_early_end
 from legroom.units import format_size
@@ -137,9 +138,8 @@ def findings(report: RunReport, sources: Sources) -> str:
 
 
 def _finding(finding: Finding, sources: Sources) -> str:
-    saves = (
-        f'<span class="saves">saves about {format_size(finding.saves)}</span>' if finding.saves > 0 else ""
-    )
+    saving = format_saving(finding)
+    saves = f'<span class="saves">{saving}</span>' if saving else ""
     return (
         f"<li><h3>{_code(finding.code)} {saves}</h3><p>{_prose(finding.message)}</p><p>{_prose(finding.fix)}</p>"
         f"{_source(finding.file, finding.line, sources)}{_code_page(finding.code)}</li>"
