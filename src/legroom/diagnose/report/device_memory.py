@@ -112,26 +112,33 @@ def snapshot_at_peak(
 
 
 def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
-    above_limit = (
-        max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
-    )
+    """Return the memory at the failure, as parts of the memory that the process may use."""
     shares = [
-        MemoryShare("non-PyTorch", oom.other),
+        MemoryShare("non-PyTorch", 0 if is_limited(oom) else oom.other),
         *_category_shares(state),
         MemoryShare("cached, reusable", oom.cached),
         MemoryShare("fragmented", oom.fragmented),
-        MemoryShare("above memory fraction", above_limit),
     ]
     return _snapshot(
         state,
         oom.device,
-        oom.capacity,
+        capacity_for(oom),
         shares,
         step=oom.step,
         phase=str(oom.phase),
         time=oom.time,
         reserved=oom.reserved,
     )
+
+
+def is_limited(oom: Oom) -> bool:
+    """Return whether a memory fraction, and not the size of the device, limits the process."""
+    return oom.limit < oom.capacity - oom.other
+
+
+def capacity_for(oom: Oom) -> int:
+    """Return the memory that the process may use, including non-PyTorch memory if no memory fraction limits it."""
+    return oom.limit if is_limited(oom) else oom.capacity
 
 
 def budget_of(oom: Oom) -> int:

@@ -25,6 +25,7 @@ CATALOGUE = {
     "Next, {when:term}:": "다음 명령({when}):",
     "virtual GPU {index:number}": "가상 GPU {index}",
     "virtual GPU {index:number}, {capacity:size}": "가상 GPU {index}, {capacity}",
+    "virtual GPU {index:number}, {usable:size} of {capacity:size}": "가상 GPU {index}, {capacity} 중 {usable}",
     "host memory": "호스트 메모리",
     # --- categories
     "parameter": "파라미터",
@@ -39,7 +40,6 @@ CATALOGUE = {
     "non-PyTorch": "PyTorch 외",
     "cached, reusable": "캐시, 재사용 가능",
     "fragmented": "단편화",
-    "above memory fraction": "사용 한도 초과분",
     "free": "남음",
     "{number:number} smaller part": "나머지 {number}개",
     "{number:number} smaller parts": "나머지 {number}개",

@@ -106,7 +106,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
             operation = [oom.event.op, f"in module {oom.event.module}" if oom.event.module else ""]
             yield from section("Failed operation", clean(" ".join(filter(None, operation))))
             yield code
-    yield from section("Memory by category", format_device(report.device))
+    yield from section("Memory by category", format_device(report.device, oom.snapshot.capacity))
     yield MemoryBar(oom.snapshot)
     yield from _fragments(oom)
     yield from top_lines(oom.snapshot.top, report.sources)
@@ -271,7 +271,7 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
     return (
         f"Out of memory{on_device} {_moment_of_failure(oom)}{where}. "
         f"Tried to allocate {_block(oom)}; {format_size(oom.free)} of "
-        f"{format_size(event.capacity)} free."
+        f"{format_size(oom.snapshot.capacity)} free."
     )
 
 
@@ -306,8 +306,12 @@ def format_spill(spilled: SpillTotals, seconds: float) -> str:
     )
 
 
-def format_device(device: DeviceSummary | None) -> str:
-    return f"{device.title}, {format_size(device.capacity)}" if device else ""
+def format_device(device: DeviceSummary | None, usable: int = 0) -> str:
+    """Format the name and the capacity of a device. A memory fraction may limit a process to `usable` bytes."""
+    if device is None:
+        return ""
+    limited = f"{format_size(usable)} of " if 0 < usable < device.capacity else ""
+    return f"{device.title}, {limited}{format_size(device.capacity)}"
 
 
 # --- sections ----------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def _parts(report: RunReport, level: _Level) -> Iterator[RenderableType]:
             yield Text('Check that the script moves the model and the data to the GPU: .to("cuda").')
     else:
         title = "Memory by category" if oom is not None else "Memory by category at the peak"
-        yield _heading(words(title), words(format_device(report.device)), level)
+        yield _heading(words(title), words(format_device(report.device, snapshot.capacity)), level)
         yield MemoryBar(snapshot, rows=level.rows, words=words)
         if snapshot.top:
             more = len(snapshot.top) - level.lines

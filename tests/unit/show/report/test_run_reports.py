@@ -13,6 +13,7 @@ from legroom.memory.event_base import Category, Phase
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import render_oom, render_report, render_run
 from legroom.show.report.short_report import render_short_report
+from legroom.units import MiB
 
 SNAPSHOTS = Path(__file__).parents[3] / "snapshots"
 CODE = {
@@ -124,12 +125,13 @@ def test_report_of_an_oom_on_a_shared_device_with_a_memory_fraction(make_run):
     check_snapshots("shared_device", run.report())
 
 
-def test_shares_add_up_to_the_device(make_run):
+@pytest.mark.parametrize(("limit", "usable"), [(8000, 8000), (14000, 16000)])
+def test_shares_add_up_to_the_usable_memory(make_run, limit, usable):
     run = make_run(capacity=16000, other=3000)
     run.alloc(7000, Category.ACTIVATION)
-    run.oom(1500, limit=8000, fragmented=700)
+    run.oom(8000, limit=limit, fragmented=700)
     snapshot = run.report().oom.snapshot
-    assert sum(share.bytes for share in snapshot.shares) == snapshot.capacity == run.capacity
+    assert sum(share.bytes for share in snapshot.shares) == snapshot.capacity == usable * MiB
 
 
 def test_control_characters_in_a_capture_are_removed(make_run):
