@@ -6,7 +6,8 @@ start of a line. `sys.stdout` and `sys.stderr` stay the same objects. Only the `
 replaced, so `isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor
 directly, bypassing all buffers.
 
-If stderr is a pipe or a log file, a plain line is printed periodically.
+If stderr is a pipe or a log file, a plain line is printed periodically. The line is never appended to an unfinished
+line, such as a progress bar.
 """
 
 import builtins
@@ -65,6 +66,7 @@ class LiveLine:
             self._wrap_streams()
             self._thread = PeriodicThread(self.paint, repeat(self.REPAINT_SECONDS), name="legroom-live")
         else:
+            self._replace(self._stream, "write", self._wrap_write)
             pauses = chain([self.FIRST_PLAIN_SECONDS], repeat(self.PLAIN_SECONDS))
             self._thread = PeriodicThread(self._print, pauses, name="legroom-live")
         self._thread.start()
@@ -101,7 +103,10 @@ class LiveLine:
                 self._painted = True
 
     def _print(self) -> None:
-        self._put(f"legroom: {format_status(self._status())}\n")
+        with self._lock:
+            start = "" if self._at_line_start else "\n"
+            self._put(f"{start}legroom: {format_status(self._status())}\n")
+            self._at_line_start = True
 
     def _clear(self) -> None:
         if self._painted:
@@ -200,7 +205,7 @@ def format_status(status: LiveStatus) -> str:
     """Format a status, for example `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB reserved
     of 8.00 GiB`.
     """
-    return ", ".join(_parts(status))
+    return ", ".join(filter(None, _parts(status)))
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
@@ -217,6 +222,8 @@ def fit_status(status: LiveStatus, columns: int) -> str:
 def _parts(status: LiveStatus) -> list[str]:
     speed = f"{_seconds(status.seconds_per_step)}/step" if status.seconds_per_step > 0 else "first step"
     total = f" of {format_size(status.capacity)}" if status.capacity else ""
+    if not status.peak_reserved:
+        return [f"step {status.step}", "", "", "", "no GPU memory allocated yet"]
     return [
         f"step {status.step}",
         speed,

@@ -162,6 +162,22 @@ def test_pipe_gets_plain_lines(monkeypatch):
     assert line == b"legroom: " + format_status(StatusValues()).encode() + b"\n"
 
 
+def test_a_plain_line_is_not_appended_to_a_progress_bar(monkeypatch):
+    monkeypatch.setattr(LiveLine, "FIRST_PLAIN_SECONDS", 1000.0)
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream:
+        live = LiveLine(StatusValues, stream=stream)
+        live.start()
+        stream.write("\r10%")
+        stream.flush()
+        live._print()
+        live._print()
+        live.stop()
+    line = f"legroom: {format_status(StatusValues())}\n"
+    assert os.read(read, 1000).decode() == f"\r10%\n{line}{line}"
+    os.close(read)
+
+
 def test_stream_without_a_file_descriptor_gets_nothing():
     stream = io.StringIO()
     live = LiveLine(StatusValues, stream=stream)
@@ -177,6 +193,11 @@ def test_line_fits_the_terminal(columns):
 
 def test_peak_is_kept_on_a_narrow_terminal():
     assert fit_status(StatusValues(), 50) == "legroom  peak 512.0 MiB reserved of 8.00 GiB"
+
+
+def test_nothing_allocated_yet():
+    status = StatusValues(step=0, allocated=0, reserved=0, peak_reserved=0)
+    assert format_status(status) == "step 0, no GPU memory allocated yet"
 
 
 def test_first_step_has_no_speed():
