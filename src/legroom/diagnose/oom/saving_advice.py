@@ -95,9 +95,11 @@ def dataset_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 def fragmentation(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
+    usable = oom.fragmented - LARGE_SEGMENT  # expandable segments grow by whole pages of this size
     if (
         evidence.expandable_segments
-        or oom.fragmented < max(evidence.shortfall, evidence.budget * 0.05)
+        or usable < evidence.shortfall
+        or oom.fragmented < evidence.budget * 0.05
         or oom.requested > evidence.budget
     ):
         return

@@ -372,11 +372,15 @@ def test_copies_of_the_weights_in_a_list_are_reported(make_run, kept, reported):
     assert ("LG105" in run.advice()) == reported
 
 
-def test_small_fragments_are_not_reported(make_run):
+@pytest.mark.parametrize(("fragmented", "is_reported"), [(50, False), (210, False), (230, True)])
+def test_fragments_are_reported_if_expandable_segments_make_the_request_fit(
+    make_run, fragmented, is_reported
+):
+    """Expandable segments grow by 20 MiB."""
     run = make_run()
-    run.alloc(900, ACTIVATION)
-    run.oom(300, fragmented=50)
-    assert "LG607" not in run.advice()
+    run.alloc(1000 - fragmented - 100, ACTIVATION)
+    run.oom(300, fragmented=fragmented)
+    assert ("LG607" in run.advice()) == is_reported
 
 
 def test_other_processes_are_reported(make_run):
