@@ -95,7 +95,7 @@ class CategoryTracker:
             known = self.live.get(key)
             if known is None or known.category not in _FORWARD_CATEGORIES:
                 continue
-            if known.phase is Phase.FORWARD or category is Category.ACTIVATION:
+            if known.phase in (Phase.FORWARD, Phase.OTHER) or category is Category.ACTIVATION:
                 self.tag(known, category)
         for optimizer in optimizers:
             self.tag_optimizer(optimizer)

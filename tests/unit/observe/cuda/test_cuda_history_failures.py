@@ -115,6 +115,21 @@ def test_the_output_of_the_previous_step_is_a_result(monkeypatch: pytest.MonkeyP
     assert [(each.bytes, each.category) for each in earlier] == [(2 * MiB, Category.RESULT)]
 
 
+def test_a_variable_outside_the_model_retains_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, limit=24 * MiB)
+
+    def measure() -> None:
+        points = torch.randn(1024, 8)
+        distances = torch.cdist(points, points)
+        Wide()(torch.randn(4096, 512)).sum().backward()
+        assert distances.shape
+
+    with simulation, pytest.raises(torch.OutOfMemoryError):
+        measure()
+    live = {(each.bytes, each.category) for each in Ledger(simulation.events).at_oom().live}
+    assert (4 * MiB, Category.RESULT) in live
+
+
 def test_blocks_without_a_variable_belong_to_the_running_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_measure", lambda tensor: None)
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)

@@ -173,6 +173,20 @@ def test_the_output_of_the_previous_step_is_a_result() -> None:
     assert by_step == {(Category.RESULT, 1)}
 
 
+def test_a_variable_outside_the_model_retains_a_result() -> None:
+    events: list[Event] = []
+
+    def measure() -> None:
+        points = torch.ones(1024, 8, device="cuda")
+        distances = torch.cdist(points, points)
+        torch.cat([distances] * 6)
+
+    with VirtualGPU("24MiB", sink=events.append), pytest.raises(torch.OutOfMemoryError):
+        measure()
+    live = {each.bytes: each.category for each in Ledger(events).at_oom().live}
+    assert live[1024 * 1024 * 4] is Category.RESULT
+
+
 def test_a_graph_retained_by_a_list_is_not_a_result() -> None:
     events: list[Event] = []
 
