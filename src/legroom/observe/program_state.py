@@ -16,6 +16,7 @@ from legroom.memory.annotations import FoundSetting, HandledError, LiveOptimizer
 from legroom.memory.event_base import Annotation, Frame
 from legroom.observe.broadcasts import broadcast_tensors
 from legroom.observe.creation_lines import optimizer_lines
+from legroom.observe.dispatch.attribution import user_lines
 from legroom.observe.forward_passes import RecordedCall
 from legroom.observe.instances import find_instances
 from legroom.observe.source.batch_setting import BatchSetting
@@ -43,7 +44,7 @@ optimizers need 2.
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 _settings: ScriptSettings | None = None
 _candidates: dict[tuple[int | None, Frame | None], list[BatchSetting]] = {}
-"""Maps each batch size and the line that created the loader to the candidates for the batch size setting. The candidates
+"""Maps each batch size, and the line that created the loader or called the model, to the candidates for the batch size setting. The candidates
 are cached, because a script that searches for a batch size runs out of memory often.
 """
 
@@ -82,7 +83,7 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
             continue
         if found is not None:
             yield found
-    for each in _settings_for(clock)[:MAX_SETTINGS]:
+    for each in _settings_for(clock, evidence.frame)[:MAX_SETTINGS]:
         yield FoundSetting(
             seconds, each.name, each.value, each.rank, each.text, each.arguments, each.is_given, each.variable,
             each.file, each.line,
@@ -175,14 +176,19 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(message, str) and "out of memory" in message
 
 
-def _settings_for(clock: TrainingClock) -> list[BatchSetting]:
+def _settings_for(clock: TrainingClock, call: Frame | None) -> list[BatchSetting]:
     if _settings is None:
         return []
     loader = clock.loader_lines
-    key = clock.batch_size, loader[0] if loader else None
+    key = clock.batch_size, loader[0] if loader else call
     if key not in _candidates:
         try:
-            _candidates[key] = _settings.candidates(clock.batch_size, only_declared=True, loader=loader)
+            running = user_lines(sys._getframe(1))[0]
+            if call in running:
+                running = running[running.index(call) :]  # without the loops of the model
+            _candidates[key] = _settings.candidates(
+                clock.batch_size, only_declared=True, loader=loader, running=running
+            )
         except Exception:  # objects of the script may raise anything; its batch size then has no name
             _candidates[key] = []
     return _candidates[key]

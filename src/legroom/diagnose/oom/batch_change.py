@@ -8,6 +8,7 @@ from legroom.memory.annotations import FoundSetting
 from legroom.memory.event_base import Annotation
 from legroom.observe.source.batch_argument import (
     EVALUATION_RANK,
+    LOOP_RANK,
     find_batch_argument,
     integer_arguments,
     round_down,
@@ -100,7 +101,8 @@ def choose_setting(
     evaluates: bool,
     shape: Sequence[int] = (),
 ) -> BatchSetting | None:
-    """Return the batch size setting of the failed run. `shape` is the shape of the model's last input, if known.
+    """Return the batch size setting of the failed run. `shape` is the shape of the model's last input, if known. If a
+    DataLoader returns batches of 1, and its dataset returns batches, the batch size is the first dimension.
 
     An evaluation may have its own batch size. If the loader's batch size is known, the setting must be equal to that
     size, a multiple of it or a divisor of it. The setting is a multiple if the program uses several GPUs or
@@ -110,7 +112,15 @@ def choose_setting(
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:
         found = _given(arguments)
-    proven = [each for each in found if each.rank < 0 and each.value == batch_size]
+    if batch_size == 1 and any(each.value in shape[:1] for each in found):
+        batch_size = shape[0]  # the dataset returns batches
+    if batch_size is None and shape:
+        found = [
+            each for each in found if not LOOP_RANK <= each.rank < EVALUATION_RANK or each.value == shape[0]
+        ]
+    proven = [
+        each for each in found if each.rank < 0 and each.value in ((batch_size,) if batch_size else shape)
+    ]
     if proven:
         return _unambiguous(proven)
     own = [each for each in found if (each.rank >= EVALUATION_RANK) == evaluates]

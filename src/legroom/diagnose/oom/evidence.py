@@ -185,7 +185,8 @@ class Evidence:
         if program is None:
             return False
         if program.batch_size is not None:
-            return program.samples == 1
+            setting = self._choose_setting(program.input_shape) if program.samples == 1 else None
+            return program.samples == 1 and (setting is None or setting.value == 1)
         shapes = program.first_input_shape, program.input_shape
         return self._possible_setting is None and all(len(each) > 1 and each[0] == 1 for each in shapes)
 

@@ -33,6 +33,8 @@ _QUALIFIERS = frozenset(
         "effective",
     }
 )
+LOOP_RANK = 3
+"""The rank of a candidate that is the step of the running loop, and whose name does not suggest a batch size."""
 EVALUATION_RANK = 6
 """The rank of a batch size that is not used for training, such as `val_batch_size`."""
 

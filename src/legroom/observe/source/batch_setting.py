@@ -20,6 +20,9 @@ class BatchSetting:
     """A setting that may determine the batch size of a script."""
 
     name: str
+    """The name of the option, variable or constant, or the path of a key in a configuration file, such as
+    `data.batch_size`.
+    """
     value: int
     rank: int
     """How likely the candidate is, judged by its name. The most likely candidates have the value 0."""
@@ -50,13 +53,21 @@ class BatchSetting:
 
     @property
     def file_name(self) -> str:
-        return os.path.basename(cell_name(self.file) or self.file)
+        """The name of the file. For a configuration file in the current folder, the name includes the folders."""
+        below = os.path.relpath(self.file) if self.is_nested else ".."
+        return os.path.basename(cell_name(self.file) or self.file) if below.startswith("..") else below
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the setting is a key of a configuration file, inside other keys."""
+        return bool(self.file) and "." in self.name
 
     def how(self, size: int) -> str:
         """Return an instruction for changing the batch size, without a period at the end."""
         text = self.text_with(size)
         if self.file:
-            return f"Set `{text}` in {self.file_name}, line {self.line}"
+            text = f"`{self.name}` to {size}" if self.is_nested else f"`{text}`"
+            return f"Set {text} in {self.file_name}, line {self.line}"
         if self.variable:
             return f"Set the environment variable `{text}`"
         return f"Use `{text}`" if self.is_given else f"Add `{text}`"

@@ -1,17 +1,27 @@
-"""Finds where the batch size of a DataLoader comes from: the line of a number, or the name of a setting.
+"""Finds where the batch size comes from: the line of a number, or the name of a setting.
 
-The search starts at the line that creates the loader. If the batch size is a parameter of a function, the search
-continues at the line that calls the function.
+The search starts at the line that creates the DataLoader, or at the loop that splits the data into batches. If the
+batch size is a parameter of a function, the search continues at the line that calls the function. If it is a variable,
+the search continues at the only assignment to the variable.
 """
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from legroom.memory.event_base import Frame
 from legroom.observe.source.constants import is_positive_integer
-from legroom.observe.source.files import find_function_at, related_classes_at, tree_of
-from legroom.observe.source.syntax import key_name, parameters_of
+from legroom.observe.source.definitions import assigned_value, definition_of
+from legroom.observe.source.files import (
+    FUNCTIONS,
+    find_function_at,
+    functions_in,
+    related_classes_at,
+    tree_of,
+)
+from legroom.observe.source.syntax import called_name, key_name, parameters_of
+
+MAX_NAMES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,38 +29,132 @@ class Origin:
     """The name of the setting, or the position of the number."""
 
     path: str = ""
-    """The expression that reads the setting, for example `config.val.batch_size`."""
-    name: str = ""
+    """The expressions that read the setting, for example `config.val.batch_size`."""
+    names: tuple[str, ...] = ()
+    """The names of the variables and the setting, for example `bs` and `batch_size` for `bs = args.batch_size`."""
     position: tuple[str, int, int] | None = None
-    """The file, line and column of the number, or None if only the name is known."""
+    """The file, line and column of the number, or None if only the names are known."""
+    is_loop: bool = False
+    """Whether the origin is the step of a loop, which may also be the length of a sequence."""
 
 
 def loader_argument(frames: Sequence[Frame]) -> Origin | None:
     """Return the origin of the batch size. `frames` are the user's lines that created the loader, innermost first."""
-    called, name, position = frozenset[str](), "batch_size", 1
-    default: tuple[str, ast.expr | None] = "", None
-    """The default value of the parameter, and its file."""
-    for frame in frames:
+    return _passed_at(frames, frozenset(), "batch_size", 1) if frames else None
+
+
+def loop_argument(frames: Sequence[Frame]) -> Origin | None:
+    """Return the origin of the batch size of a loop that splits the data itself, such as `for i in range(0, n, size)`.
+    `frames` are the user's running lines that contain the loop, innermost first.
+    """
+    for index, frame in enumerate(frames):
         tree = tree_of(frame.file)
-        passed = _passed(tree, frame.line, called, name, position) if tree is not None else []
-        texts = {"" if value is None else ast.unparse(value) for value in passed}
-        if tree is None or len(texts) != 1 or (len(passed) > 1 and is_positive_integer(passed[0])):
-            return None  # several calls on the line pass different values, or the same number twice
-        uses_default = passed[0] is None
-        file, value = default if uses_default else (frame.file, passed[0])
-        if value is None:
-            return None
-        value = _source_of(value)
-        if is_positive_integer(value):
-            return Origin(position=(file, value.lineno, value.col_offset))
-        function = find_function_at(tree, frame.line)
-        parameters = _parameters(function)
-        if not isinstance(value, ast.Name) or value.id not in parameters or uses_default:
-            return Origin(ast.unparse(value), key_name(value))
-        name, default = value.id, (frame.file, parameters[value.id])
-        called = _names_of(function, frame)
-        position = _position(function, name)
+        loops = [
+            node
+            for node in (ast.walk(tree) if tree is not None else ())
+            if isinstance(node, ast.For | ast.While) and node.lineno <= frame.line <= (node.end_lineno or 0)
+        ]
+        for loop in sorted(loops, key=lambda node: -node.lineno):
+            if tree is None or find_function_at(tree, loop.lineno) is not find_function_at(tree, frame.line):
+                continue
+            here = [Frame(frame.file, loop.lineno, frame.function), *frames[index + 1 :]]
+            value = next(_batch_expressions(loop), None)
+            for function in _generators(loop, frame.file) if value is None else ():
+                value = next((each for node in ast.walk(function) for each in _batch_expressions(node)), None)
+                if value is not None:
+                    here = [Frame(frame.file, value.lineno, function.name), *here]
+                    break
+            found = None if value is None else _resolve(value, here)
+            if found is not None:
+                return replace(found, is_loop=True)
     return None
+
+
+def _batch_expressions(loop: ast.AST) -> Iterator[ast.expr]:
+    """Yield the size in `for i in range(0, n, size)`, `for x in data.split(size)`, `data[i:i + size]` and
+    `data[i * size:(i + 1) * size]`.
+    """
+    for call in ast.walk(loop.iter) if isinstance(loop, ast.For) else ():
+        if isinstance(call, ast.Call):
+            name = called_name(call)
+            if name in ("range", "trange", "arange") and len(call.args) == 3:
+                yield call.args[2]
+            elif name == "split" and call.args and not isinstance(call.args[0], ast.Constant):
+                yield call.args[-1]
+    for node in ast.walk(loop) if isinstance(loop, ast.For | ast.While) else ():
+        if isinstance(node, ast.Slice) and node.lower is not None:
+            lower, upper = node.lower, node.upper
+            if isinstance(upper, ast.BinOp) and ast.dump(upper.left) == ast.dump(lower):
+                if isinstance(upper.op, ast.Add):
+                    yield upper.right
+            elif (
+                isinstance(lower, ast.BinOp)
+                and isinstance(upper, ast.BinOp)
+                and isinstance(lower.op, ast.Mult)
+                and isinstance(upper.op, ast.Mult)
+            ):
+                factors = {ast.dump(each) for each in (upper.left, upper.right)}
+                yield from (each for each in (lower.right, lower.left) if ast.dump(each) in factors)
+
+
+def _generators(loop: ast.For | ast.While, file: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the generator functions of the file over which a loop iterates."""
+    for call in ast.walk(loop.iter) if isinstance(loop, ast.For) else ():
+        function = functions_in(file).get(called_name(call))
+        if function is not None and any(isinstance(node, ast.Yield) for node in ast.walk(function)):
+            yield function
+
+
+def _passed_at(
+    frames: Sequence[Frame],
+    called: frozenset[str],
+    name: str,
+    position: int,
+    default: tuple[ast.expr | None, Sequence[Frame]] = (None, ()),
+) -> Origin | None:
+    """Return the origin of the argument that the line `frames[0]` passes for a parameter. `default` is the default value
+    of the parameter, and the lines at which it is evaluated.
+    """
+    frame = frames[0]
+    tree = tree_of(frame.file)
+    passed = _passed(tree, frame.line, called, name, position) if tree is not None else []
+    texts = {"" if value is None else ast.unparse(value) for value in passed}
+    if len(texts) != 1 or (len(passed) > 1 and is_positive_integer(passed[0])):
+        return None  # several calls on the line pass different values, or the same number twice
+    value, at = (passed[0], frames) if passed[0] is not None else default
+    return None if value is None else _resolve(value, at)
+
+
+def _resolve(
+    value: ast.expr, frames: Sequence[Frame], path: str = "", names: tuple[str, ...] = ()
+) -> Origin | None:
+    """Return the origin of an expression, which is evaluated at the line `frames[0]`."""
+    frame, value = frames[0], _source_of(value)
+    if is_positive_integer(value):
+        return Origin(path, names, (frame.file, value.lineno, value.col_offset))
+    tree = tree_of(frame.file)
+    function = find_function_at(tree, frame.line) if tree is not None else None
+    parameters = _parameters(function)
+    if isinstance(value, ast.Name) and value.id in parameters and isinstance(function, FUNCTIONS):
+        if len(frames) == 1:
+            return None
+        default: tuple[ast.expr | None, Sequence[Frame]]
+        default = parameters[value.id], [Frame(frame.file, 0, "<module>")]
+        if default[0] is None or (isinstance(default[0], ast.Constant) and default[0].value is None):
+            # `size = size or SIZE`
+            assigned = assigned_value(function, value.id)
+            default = (assigned.values[-1], frames) if isinstance(assigned, ast.BoolOp) else (None, ())
+        called, position = _names_of(function, frame), _position(function, value.id)
+        return _passed_at(frames[1:], called, value.id, position, default)
+    path, name = f"{path} {ast.unparse(value)}".strip(), key_name(value)
+    names = (*names, name) if name else names
+    found = definition_of(value, frame) if len(names) < MAX_NAMES else None
+    if found is None:
+        return Origin(path, names)
+    is_local = found[0].function == frame.function != "<module>"
+    return _resolve(found[1], [found[0], *(frames[1:] if is_local else ())], path, names) or Origin(
+        path, names
+    )
 
 
 def _passed(
@@ -64,15 +168,26 @@ def _passed(
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
     ]
-    named = [
-        call
-        for call in calls
-        if (key_name(call.func) in called if called else "DataLoader" in key_name(call.func))
-    ]
+    names = called or _sampler_classes(tree)
+    named = [call for call in calls if key_name(call.func) in names or (not called and _is_loader(call))]
     if named:
         return [_argument(call, name, position) for call in named]
     # The function may be called by another name, for example `loader_class(data, batch_size=8)`.
     return [keyword.value for call in calls for keyword in call.keywords if keyword.arg == name]
+
+
+def _sampler_classes(tree: ast.Module) -> set[str]:
+    """Return the names of the classes in a file that inherit from a batch sampler."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return {
+        node.name for node in classes if any(key_name(each).endswith("BatchSampler") for each in node.bases)
+    }
+
+
+def _is_loader(call: ast.Call) -> bool:
+    name = key_name(call.func)
+    has_sampler = any(each.arg == "batch_sampler" for each in call.keywords)
+    return name.endswith("BatchSampler") or ("DataLoader" in name and not has_sampler)
 
 
 def _argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
@@ -113,7 +228,7 @@ def _position(function: ast.AST, name: str) -> int:
     return names.index(name) - (names[0] in ("self", "cls")) if name in names else -1
 
 
-def _parameters(function: ast.AST) -> dict[str, ast.expr | None]:
+def _parameters(function: ast.AST | None) -> dict[str, ast.expr | None]:
     """Return the default values of the parameters of a function, by name."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return {}

@@ -23,11 +23,16 @@ from typing import Any
 
 from legroom.memory.event_base import Frame
 from legroom.observe.holders.holders import clear_locals_copy
-from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments, suggests_evaluation
+from legroom.observe.source.batch_argument import (
+    LOOP_RANK,
+    batch_size_rank,
+    integer_arguments,
+    suggests_evaluation,
+)
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.observe.source.constants import constants_in_config, constants_in_python
 from legroom.observe.source.files import user_files
-from legroom.observe.source.loader_argument import Origin, loader_argument
+from legroom.observe.source.loader_argument import Origin, loader_argument, loop_argument
 from legroom.observe.source.user_files import is_user_file
 
 MAX_CONFIG_BYTES = 200_000
@@ -76,17 +81,23 @@ class ScriptSettings:
                 argparse.ArgumentParser.parse_known_args = plain  # type: ignore[method-assign]
 
     def candidates(
-        self, size: int | None, *, only_declared: bool = False, loader: Sequence[Frame] = ()
+        self,
+        size: int | None,
+        *,
+        only_declared: bool = False,
+        loader: Sequence[Frame] = (),
+        running: Sequence[Frame] = (),
     ) -> list[BatchSetting]:
         """Return all candidates, most likely first. `size` is the current batch size, if known. `loader` are the lines
         that created the current DataLoader, if known. A candidate from which the DataLoader takes its batch size has a
-        negative rank.
+        negative rank. `running` are the running lines, innermost first, whose loops may split the data instead of a
+        DataLoader.
 
         With `only_declared`, a variable counts as an option only if code in its file assigns command-line arguments to
         variables.
         """
         options = [*self._options, *_click_options(), *_absl_options()]
-        origin = loader_argument(loader)
+        origin = loader_argument(loader) if size not in (None, 1) else loop_argument(running)
         found = [*self._given(options, size, origin), *self._defaults(options, origin)]
         if not options:
             found += self._variables(only_declared, origin)
@@ -247,13 +258,17 @@ class ScriptSettings:
             else:
                 constants = constants_in_config(text, SIZE)
             for each in constants:
-                rank = _best_rank([each.path], origin)
+                rank = _best_rank([each.path], None if origin is not None and origin.position else origin)
                 if origin is not None and origin.position == (path, each.line, each.column):
-                    rank = ORIGIN_RANK
+                    rank = _rank_of_origin(rank, origin)
+                sections = each.path.split(".")[:-1]
+                if rank == ORIGIN_RANK and sections and origin is not None:
+                    words = re.findall(r"\w+", origin.path)
+                    rank -= all(name in words for name in sections)  # `config["train"]["size"]`
                 if rank is None or (len(each.name) == 1 and rank >= 0):  # `b = 2` may be any number
                     continue
                 yield BatchSetting(
-                    name=each.name, value=each.value, rank=rank + 1 + each.is_default,
+                    name=each.name if path.endswith(".py") else each.path, value=each.value, rank=rank + 1 + each.is_default,
                     line=each.line, file=path, text=each.text,
                     content=text[: each.begin] + SIZE + text[each.end :],
                 )  # fmt: skip
@@ -323,14 +338,18 @@ def _best_rank(names: Iterable[str], origin: Origin | None) -> int | None:
     for name in names:
         rank = batch_size_rank(name)
         if origin is not None and _is_origin(name, origin):
-            rank = ORIGIN_RANK
+            rank = _rank_of_origin(rank, origin)
         ranks.append(rank)
     return min((rank for rank in ranks if rank is not None), default=None)
 
 
+def _rank_of_origin(rank: int | None, origin: Origin) -> int:
+    return LOOP_RANK if rank is None and origin.is_loop else ORIGIN_RANK
+
+
 def _is_origin(name: str, origin: Origin) -> bool:
     last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
-    return last == origin.name != "" and suggests_evaluation(name) == suggests_evaluation(origin.path)
+    return last in origin.names and suggests_evaluation(name) == suggests_evaluation(origin.path)
 
 
 def _user_frames() -> list[FrameType]:

@@ -946,6 +946,25 @@ def test_both_batch_sizes_in_files_are_edited(large_batch):
     assert next_command(large_batch)[1] == "after the changes in train.py:3 and data.py:9"
 
 
+def test_batch_size_of_a_dataset_that_returns_batches(make_run):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_call(run, False, shape=(64, 3), batch_size=1, samples=1)
+    add_setting(run, "--batch-size", 64)
+    assert "(the default is 64)" in run.advice()["LG603"].fix
+
+
+@pytest.mark.parametrize(("shape", "is_named"), [((64, 3), True), ((3, 64), False)])
+def test_loop_size_must_be_the_first_dimension_of_the_input(make_run, shape, is_named):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_call(run, False, shape=shape)
+    add_setting(run, "CHUNK", 64, rank=4, file="/project/train.py", line=3)
+    assert ("train.py, line 3" in run.advice()["LG603"].fix) == is_named
+
+
 def test_proven_setting_comes_before_the_others(large_batch):
     add_setting(large_batch, "batch_size", 64, rank=1, file="/project/model.py", line=3)
     add_setting(large_batch, "n", 64, rank=-1, file="/project/train.py", line=9)

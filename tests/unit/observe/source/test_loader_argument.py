@@ -1,11 +1,13 @@
 """Where the batch size of a DataLoader comes from."""
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
 from legroom.memory.event_base import Frame
-from legroom.observe.source.loader_argument import Origin, loader_argument
+from legroom.observe.source.loader_argument import Origin, loader_argument, loop_argument
 
 HELPER = "def make(data, bs=16, *, workers=0):\n    return DataLoader(data, batch_size=bs)\n"
 
@@ -36,6 +38,8 @@ def line_of(origin: Origin) -> int:
         ("wrap(DataLoader(data, batch_size=B), batch_size=16)", "B", 0),
         ("loader_class(data, batch_size=B)", "B", 0),
         ("DataLoader(a, batch_size=B), DataLoader(b, batch_size=B)", "B", 0),
+        ("DataLoader(a, batch_sampler=BatchSampler(s, B, True))", "B", 0),
+        ("MyBatchSampler(s, batch_size=B)", "B", 0),
     ],
 )
 def test_argument_of_the_loader(call: str, name: str, line: int, tmp_path: Path) -> None:
@@ -43,7 +47,7 @@ def test_argument_of_the_loader(call: str, name: str, line: int, tmp_path: Path)
     file.write_text(f"\n\nloader = {call}\n")
     found = loader_argument([Frame(str(file), 3, "<module>")])
     assert found is not None
-    assert (found.name, line_of(found)) == (name, line)
+    assert (found.names[-1] if found.names else "", line_of(found)) == (name, line)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_parameter_is_followed_to_the_caller(call: str, name: str, line: int, tm
     file.write_text(f"{HELPER}loader = {call}\n")
     found = loader_argument([Frame(str(file), 2, "make"), Frame(str(file), 3, "<module>")])
     assert found is not None
-    assert (found.name, line_of(found)) == (name, line)
+    assert (found.names[-1] if found.names else "", line_of(found)) == (name, line)
 
 
 def test_position_of_the_number(tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_default_value_is_not_a_parameter_of_the_caller(tmp_path: Path) -> None:
         "def make(data, bs=B):\n    return DataLoader(data, batch_size=bs)\ndef main(B):\n    make(data)\nmain(8)\n"
     )
     frames = [Frame(str(file), 2, "make"), Frame(str(file), 4, "main"), Frame(str(file), 5, "<module>")]
-    assert loader_argument(frames) == Origin("B", "B")
+    assert loader_argument(frames) == Origin("B", ("B",))
 
 
 @pytest.mark.parametrize(
@@ -134,3 +138,107 @@ def test_unknown_argument(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     assert loader_argument([Frame(str(file), 1, "<module>")]) is None
     assert loader_argument([]) is None
+
+
+def test_own_class_of_a_batch_sampler(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "class Groups(data.BatchSampler):\n    pass\nloader = DataLoader(d, batch_sampler=Groups(s, B))\n"
+    )
+    assert loader_argument([Frame(str(file), 3, "<module>")]) == Origin("B", ("B",))
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "line"),
+    [
+        ("size = 16\nDataLoader(data, batch_size=size)", ("size",), 1),
+        ("B = args.bs\nDataLoader(data, batch_size=B)", ("B", "bs"), 0),
+        ("A = 16\nB = A\nDataLoader(data, batch_size=B)", ("B", "A"), 1),
+        ("B = 16\nB *= 2\nDataLoader(data, batch_size=B)", ("B",), 0),
+        ("A, B = 8, 16\nDataLoader(data, batch_size=B)", ("B",), 1),
+        ("A, B = sizes()\nDataLoader(data, batch_size=B)", ("B",), 0),
+        ("for B in sizes:\n    DataLoader(data, batch_size=B)", ("B",), 0),
+        ("B = B or 4\nDataLoader(data, batch_size=B)", ("B",), 0),
+    ],
+)
+def test_variable_is_followed_to_its_only_assignment(
+    text: str, names: tuple[str, ...], line: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    found = loader_argument([Frame(str(file), len(text.split("\n")), "<module>")])
+    assert found is not None
+    assert (found.names, line_of(found)) == (names, line)
+
+
+def test_local_variable_of_another_function_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("B = 16\ndef test():\n    B = 16\ndef main():\n    DataLoader(data, batch_size=B)\n")
+    found = loader_argument([Frame(str(file), 5, "main"), Frame(str(file), 7, "<module>")])
+    assert found is not None
+    assert line_of(found) == 1
+
+
+def test_default_that_replaces_none(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("B = 16\ndef make(n=None):\n    n = n or B\n    DataLoader(data, batch_size=n)\nmake()\n")
+    found = loader_argument([Frame(str(file), 4, "make"), Frame(str(file), 5, "<module>")])
+    assert found is not None
+    assert line_of(found) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import settings\nDataLoader(data, batch_size=settings.B)",
+        "import settings as s\nDataLoader(data, batch_size=s.B)",
+        "from settings import B\nDataLoader(data, batch_size=B)",
+        "from settings import B as size\nDataLoader(data, batch_size=size)",
+        "from settings import *\nDataLoader(data, batch_size=B)",
+    ],
+)
+def test_variable_of_another_module(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings.py").write_text("\nB = 16\n")
+    file = tmp_path / "train.py"
+    file.write_text(statement)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "settings", raising=False)
+    importlib.import_module("settings")
+    found = loader_argument([Frame(str(file), 2, "<module>")])
+    monkeypatch.delitem(sys.modules, "settings")
+    assert found is not None
+    assert found.position == (str(tmp_path / "settings.py"), 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("for i in range(0, n, B):\n    model(x[i])", 2),
+        ("for i in tqdm(range(0, n, B)):\n    model(x[i])", 2),
+        ("for a in x.split(B):\n    model(a)", 2),
+        ("for a in torch.split(x, B):\n    model(a)", 2),
+        ("for i in range(n // B):\n    model(x[i * B:(i + 1) * B])", 2),
+        ("while i < n:\n    model(x[i:i + B])", 2),
+        ("for e in epochs:\n    for i in range(0, n, B):\n        model(x[i])", 3),
+        ("def batches(x, size):\n    for i in range(0, n, size):\n        yield x[i]\nfor a in batches(x, B):\n    model(a)", 5),
+        ("for a in words.split(','):\n    model(x[0:0 + B])", 2),
+    ],
+)  # fmt: skip
+def test_loop_that_splits_the_data(text: str, line: int, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"B = 64\n{text}\n")
+    found = loop_argument([Frame(str(file), line + 1, "<module>")])
+    assert found == Origin("B", ("B",), (str(file), 1, 4), is_loop=True)
+
+
+def test_loop_of_a_function_whose_parameter_is_the_size(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def fit(x, mb=64):\n    for i in range(0, 9, mb):\n        model(x)\nfit(x)\n")
+    found = loop_argument([Frame(str(file), 3, "fit"), Frame(str(file), 4, "<module>")])
+    assert found == Origin("", (), (str(file), 1, 14), is_loop=True)
+
+
+def test_loop_without_a_size(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("for i in range(9):\n    model(x[i])\n")
+    assert loop_argument([Frame(str(file), 2, "<module>")]) is None

@@ -172,7 +172,7 @@ def test_configuration_files_are_followed_only_inside_the_block(tmp_path: Path) 
         (tmp_path / "in.yaml").read_text()
     (tmp_path / "out.yaml").read_text()
     found = [each.how(9) for each in settings.candidates(64) if str(tmp_path) in each.file]
-    assert found == ["Set `batch_size: 9` in in.yaml, line 2"]
+    assert found == ["Set `train.batch_size` to 9 in in.yaml, line 2"]
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,49 @@ def test_other_numbers_on_the_line_of_the_loader_are_not_the_batch_size(
     monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([(str(file), file.read_text())]))
     candidates = ScriptSettings(()).candidates(8, loader=[Frame(str(file), 1, "<module>")])
     assert [each.text_with(9) for each in candidates] == ([found] if found else [])
+
+
+def test_path_of_a_key_is_compared_with_the_code_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, file = tmp_path / "conf" / "a.yaml", tmp_path / "train.py"
+    config.parent.mkdir()
+    text = "pretrain:\n  size: 32\nfinetune:\n  size: 32\n"
+    code = "cfg = load()\nloader = DataLoader(data, batch_size=cfg['finetune']['size'])\n"
+    file.write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        ScriptSettings, "_sources", lambda self: iter([(str(config), text), (str(file), code)])
+    )
+    first, second = ScriptSettings(()).candidates(32, loader=[Frame(str(file), 2, "<module>")])
+    assert first.how(9) == "Set `finetune.size` to 9 in conf/a.yaml, line 4"
+    assert first.rank < second.rank < 0
+
+
+def test_other_constants_with_the_name_and_value_of_the_loaders_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / "train.py", tmp_path / "other.py"
+    file.write_text("batch_size = 16\nloader = DataLoader(data, batch_size=batch_size)\n")
+    other.write_text("batch_size = 16\n")
+    sources = [(str(each), each.read_text()) for each in (other, file)]
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter(sources))
+    candidates = ScriptSettings(()).candidates(16, loader=[Frame(str(file), 2, "<module>")])
+    assert [each.file for each in candidates if each.rank < 0] == [str(file)]
+
+
+@pytest.mark.parametrize(("name", "rank"), [("chunk", 4), ("bs", -1)])
+def test_step_of_a_loop_is_a_candidate_without_a_loader(
+    name: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.py"
+    code = f"{name} = 16\nfor i in range(0, 99, {name}):\n    model(x[i])\n"
+    file.write_text(code)
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([(str(file), code)]))
+    running = [Frame(str(file), 3, "<module>")]
+    assert [each.rank for each in ScriptSettings(()).candidates(None, running=running)] == [rank] * (
+        len(name) > 1
+    )
 
 
 def test_a_variable_comes_before_a_default_value(monkeypatch: pytest.MonkeyPatch) -> None:
