@@ -75,6 +75,34 @@ def test_the_update_method_of_an_optimizer_is_recorded(options: dict[str, Any], 
     assert (described.temporary_bytes > 0) == (update == "foreach")
 
 
+class OwnAdam(torch.optim.Adam):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+
+
+def test_option_that_the_constructor_lacks_is_set_in_the_groups() -> None:
+    parameter = nn.Parameter(torch.ones(93, 3))
+    assert not describe(torch.optim.Adam([parameter])).options_in_groups
+    assert describe(OwnAdam([parameter])).options_in_groups
+
+
+@pytest.mark.parametrize("option", [{}, {"foreach": False}, {"fused": True}])
+def test_options_of_a_loaded_checkpoint_are_recognized(option: dict[str, Any]) -> None:
+    saved = nn.Parameter(torch.ones(94, 3))
+    before = torch.optim.Adam([saved])
+    for _ in range(3):
+        saved.grad = torch.ones_like(saved)
+        before.step()
+    after = torch.optim.Adam([nn.Parameter(torch.ones(95, 3))], **option)
+    assert not describe(after).options_in_groups
+    state = before.state_dict()
+    for each in state["state"].values():
+        each.update({name: torch.ones(95, 3) for name in ("exp_avg", "exp_avg_sq")})
+    after.load_state_dict(state)
+    described = describe(after)
+    assert (described.update, described.options_in_groups) == ("foreach", True)
+
+
 def run_out_of_memory(*, training: bool) -> list[Event]:
     events: list[Event] = []
     loader = DataLoader(TensorDataset(torch.ones(10, 64, 1024)), batch_size=4)

@@ -9,6 +9,7 @@ from legroom.memory.event_base import Annotation
 from legroom.observe.source.batch_argument import (
     EVALUATION_RANK,
     LOOP_RANK,
+    TASK_RANK,
     find_batch_argument,
     integer_arguments,
     round_down,
@@ -77,8 +78,7 @@ def smaller_setting(
     """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if the new
     batch size would be less than one sample, or not smaller than the current value.
 
-    If the evaluation has a larger batch size than the reduced one, the change also reduces the evaluation's batch size.
-    The memory of the evaluation is unknown, and a smaller batch size does not change its results.
+    `evaluation` is the batch size of an evaluation that does not fit either, which the change also reduces.
     """
     if setting is None:
         return None
@@ -116,7 +116,11 @@ def choose_setting(
         batch_size = shape[0]  # the dataset returns batches
     if batch_size is None and shape:
         found = [
-            each for each in found if not LOOP_RANK <= each.rank < EVALUATION_RANK or each.value == shape[0]
+            each
+            for each in found
+            if not LOOP_RANK <= each.rank < EVALUATION_RANK
+            or each.value == shape[0]
+            or (each.rank == TASK_RANK and not each.file)
         ]
     proven = [
         each for each in found if each.rank < 0 and each.value in ((batch_size,) if batch_size else shape)

@@ -4,6 +4,7 @@ The saving is estimated from the live memory at the failure. If an estimate assu
 so.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -16,7 +17,9 @@ from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Alloc, Oom
+from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.cells import short_location
+from legroom.observe.source.files import matches
 from legroom.observe.source.operations import attention_at, float64_lines
 from legroom.units import GiB, MiB, format_size
 
@@ -199,11 +202,12 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
         return
     option, left, also, smaller = chosen
-    fix = f"Use an optimizer with less state: {option}. Or freeze parameters that need no training.{also}"
+    fix = f"Use an optimizer with less state: {option}. With SGD, tune the learning rate again. "
+    fix += f"Or freeze parameters that need no training.{also}"
     # By default, an update of all parameters at once needs up to one temporary copy of them.
     copies = evidence.live_bytes(Category.PARAMETER)
     if evidence.fixed - state + left + copies + evidence.unusable > evidence.budget:
-        fix += " Pass `foreach=False` to the new optimizer."
+        fix += " Pass `foreach=False` to SGD."
     fix += _about_largest_layer(evidence)
     yield Finding(
         code="LG605",
@@ -294,6 +298,10 @@ def _smaller_state(
     return None
 
 
+_IN_GROUPS = 'After any call of `load_state_dict`, set `group["foreach"] = False` for each group in `optimizer.param_groups`'
+"""The change for an optimizer whose constructor lacks the option, or whose options a checkpoint replaced."""
+
+
 def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     if oom.phase is not Phase.OPTIMIZER:
@@ -315,7 +323,9 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     optimizer = " and ".join(f"`{name}`" for name in names) or "The optimizer"
     where = f"`{names[0]}`" if len(names) == 1 else "the optimizer"
     fix = f"Pass `foreach=False` to {where} (updates one parameter at a time, slower)."
-    if _support_fused(at_once):
+    if any(each.options_in_groups for each in at_once):
+        fix = f"{_IN_GROUPS} (updates one parameter at a time, slower)."
+    elif _support_fused(at_once):
         fix = (
             f"Pass `fused=True` to {where} (no temporaries, and faster) or `foreach=False` (updates one "
             "parameter at a time, slower)."
@@ -416,6 +426,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         return  # even the smallest batch is too large
     program = evidence.program
     evaluation = None if evidence.evaluates else evaluation_setting(evidence.details)
+    if evaluation is not None and not _is_too_large_for_evaluation(evidence, evaluation):
+        evaluation = None
     smaller = smaller_setting(evidence.setting, fraction, evaluation)
     if smaller is not None:
         change = smaller.advice
@@ -443,8 +455,11 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
     if fixed + evidence.optimizer_temporaries + evidence.unusable > evidence.budget and optimizers:
         option = "fused=True" if _support_fused(optimizers) else "foreach=False"
+        change_option = f"Also pass `{option}` to {' and '.join(f'`{name}`' for name in _names(optimizers))}"
+        if any(each.options_in_groups for each in optimizers):
+            change_option = _IN_GROUPS
         also = (
-            f" Also pass `{option}` to {' and '.join(f'`{name}`' for name in _names(optimizers))}: otherwise, the optimizer step "
+            f" {change_option}: otherwise, the optimizer step "
             f"needs {format_size(evidence.optimizer_temporaries)} of temporary memory."
         )
     accumulate = ""
@@ -474,6 +489,15 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
             "lines": [constructor(optimizers)] if also and constructor(optimizers) else [],
         },
     )
+
+
+def _is_too_large_for_evaluation(evidence: Evidence, setting: BatchSetting) -> bool:
+    """Return whether the largest result of the model alone does not fit with the batch size of the evaluation."""
+    program, training = evidence.program, evidence.setting
+    size = (program.batch_size if program else None) or (training.value if training else setting.value)
+    largest = max((each.block_bytes for each in evidence.live(Category.ACTIVATION)), default=0)
+    fixed = evidence.live_bytes(Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE)
+    return fixed + largest * setting.value // size > evidence.budget
 
 
 def _scaling_kinds(evidence: Evidence) -> str:
@@ -628,12 +652,18 @@ def double_precision(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+_PROBABILITY_LOSS = re.compile(rb"\bBCELoss\(|\bbinary_cross_entropy\(")
+"""Losses that autocast does not support on CUDA."""
+
+
 def autocast(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     evaluates = evidence.saves_nothing
     size = evidence.scaling_so_far if evaluates else evidence.live_bytes(Category.ACTIVATION)
     if size < evidence.budget * 0.2 or oom.phase is Phase.OPTIMIZER or _uses_autocast(evidence):
         return
+    if any(each.dtype not in ("", "float32") for each in evidence.model_calls):
+        return  # autocast does not convert float64, and half precision is already used
     if evaluates and (
         not evidence.is_single_sample
         or oom.phase is not Phase.FORWARD
@@ -643,10 +673,16 @@ def autocast(evidence: Evidence) -> Iterator[Finding]:
         return
     halved = "results" if evaluates else "activations"
     wrapped = "evaluation" if evaluates else "forward pass and the loss"
+    also = ""
+    if any(matches(file, _PROBABILITY_LOSS) for file in evidence.files):
+        also = (
+            " In this region, `nn.BCELoss` raises an error: replace it with `nn.BCEWithLogitsLoss`, and remove the sigmoid "
+            "before it."
+        )
     yield Finding(
         code="LG401",
         message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of {halved} if they are float32.",
-        fix=f'Wrap the {wrapped} in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
+        fix=f'Wrap the {wrapped} in `with torch.autocast("cuda", dtype=torch.bfloat16):`.' + also,
         bytes=size,
         saves=int(size * AUTOCAST_SAVES),
     )

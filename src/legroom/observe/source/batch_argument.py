@@ -17,6 +17,7 @@ _EVALUATION = frozenset(
     {"test", "eval", "evaluation", "val", "valid", "validation", "dev", "inference", "predict"}
 )
 _EVALUATING = _EVALUATION | {"testing", "evaluate", "evaluating", "validate", "validating", "infer"}
+_TASK_COUNTS = frozenset({"num", "number", "n", "per", "count", "size", "batch"})
 _QUALIFIERS = frozenset(
     {
         "size",
@@ -35,6 +36,8 @@ _QUALIFIERS = frozenset(
 )
 LOOP_RANK = 3
 """The rank of a candidate that is the step of the running loop, and whose name does not suggest a batch size."""
+TASK_RANK = 5
+"""The rank of an option for the number of tasks in a step, if a loop processes them one after another."""
 EVALUATION_RANK = 6
 """The rank of a batch size that is not used for training, such as `val_batch_size`."""
 
@@ -54,6 +57,15 @@ def batch_size_rank(name: str) -> int | None:
     if _EVALUATION & {word.lower() for word in _WORD.findall(name)}:
         return EVALUATION_RANK
     return 0 if set(words) <= _SIZES | _QUALIFIERS else 2 if "batch" in joined else None
+
+
+def suggests_task_count(name: str) -> bool:
+    words = {word.lower() for word in _WORD.findall(name)}
+    return bool(words & {"task", "tasks"}) and bool(words & _TASK_COUNTS) and not words & _EVALUATION
+
+
+def suggests_tasks(name: str) -> bool:
+    return not {"task", "tasks"}.isdisjoint(word.lower() for word in _WORD.findall(name))
 
 
 def suggests_evaluation(name: str) -> bool:

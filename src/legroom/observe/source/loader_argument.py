@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from legroom.memory.event_base import Frame
+from legroom.observe.source.batch_argument import suggests_tasks
 from legroom.observe.source.constants import is_positive_integer
 from legroom.observe.source.definitions import assigned_value, definition_of
 from legroom.observe.source.files import (
     FUNCTIONS,
     find_function_at,
     functions_in,
+    own_nodes,
     related_classes_at,
     tree_of,
 )
@@ -36,6 +38,8 @@ class Origin:
     """The file, line and column of the number, or None if only the names are known."""
     is_loop: bool = False
     """Whether the origin is the step of a loop, which may also be the length of a sequence."""
+    has_tasks: bool = False
+    """Whether a running function loops over tasks, as in meta-learning. The number of tasks may be the batch size."""
 
 
 def loader_argument(frames: Sequence[Frame]) -> Origin | None:
@@ -43,10 +47,29 @@ def loader_argument(frames: Sequence[Frame]) -> Origin | None:
     return _passed_at(frames, frozenset(), "batch_size", 1) if frames else None
 
 
-def loop_argument(frames: Sequence[Frame]) -> Origin | None:
+def loop_argument(frames: Sequence[Frame], call: Frame | None) -> Origin | None:
     """Return the origin of the batch size of a loop that splits the data itself, such as `for i in range(0, n, size)`.
-    `frames` are the user's running lines that contain the loop, innermost first.
+    `frames` are the user's running lines, innermost first. `call` is the line that called the model. The loops of the
+    model itself do not count, except for loops over tasks.
     """
+    outside = frames[frames.index(call) :] if call in frames else frames
+    return _splitting_loop(outside) or (Origin(has_tasks=True) if _loops_over_tasks(frames) else None)
+
+
+def _loops_over_tasks(frames: Sequence[Frame]) -> bool:
+    for frame in frames:
+        tree = tree_of(frame.file)
+        for loop in own_nodes(find_function_at(tree, frame.line)) if tree is not None else ():
+            if isinstance(loop, ast.For) and any(
+                isinstance(node, ast.Name | ast.Attribute) and suggests_tasks(key_name(node))
+                for part in (loop.target, loop.iter)
+                for node in ast.walk(part)
+            ):
+                return True
+    return False
+
+
+def _splitting_loop(frames: Sequence[Frame]) -> Origin | None:
     for index, frame in enumerate(frames):
         tree = tree_of(frame.file)
         loops = [

@@ -25,9 +25,11 @@ from legroom.memory.event_base import Frame
 from legroom.observe.holders.holders import clear_locals_copy
 from legroom.observe.source.batch_argument import (
     LOOP_RANK,
+    TASK_RANK,
     batch_size_rank,
     integer_arguments,
     suggests_evaluation,
+    suggests_task_count,
 )
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.observe.source.constants import constants_in_config, constants_in_python
@@ -87,17 +89,18 @@ class ScriptSettings:
         only_declared: bool = False,
         loader: Sequence[Frame] = (),
         running: Sequence[Frame] = (),
+        call: Frame | None = None,
     ) -> list[BatchSetting]:
         """Return all candidates, most likely first. `size` is the current batch size, if known. `loader` are the lines
         that created the current DataLoader, if known. A candidate from which the DataLoader takes its batch size has a
         negative rank. `running` are the running lines, innermost first, whose loops may split the data instead of a
-        DataLoader.
+        DataLoader. `call` is the line that called the model.
 
         With `only_declared`, a variable counts as an option only if code in its file assigns command-line arguments to
         variables.
         """
         options = [*self._options, *_click_options(), *_absl_options()]
-        origin = loader_argument(loader) if size not in (None, 1) else loop_argument(running)
+        origin = loader_argument(loader) if size not in (None, 1) else loop_argument(running, call)
         found = [*self._given(options, size, origin), *self._defaults(options, origin)]
         if not options:
             found += self._variables(only_declared, origin)
@@ -265,7 +268,9 @@ class ScriptSettings:
                 if rank == ORIGIN_RANK and sections and origin is not None:
                     words = re.findall(r"\w+", origin.path)
                     rank -= all(name in words for name in sections)  # `config["train"]["size"]`
-                if rank is None or (len(each.name) == 1 and rank >= 0):  # `b = 2` may be any number
+                if rank in (None, TASK_RANK) or (
+                    len(each.name) == 1 and rank >= 0
+                ):  # `b = 2` may be any number
                     continue
                 yield BatchSetting(
                     name=each.name if path.endswith(".py") else each.path, value=each.value, rank=rank + 1 + each.is_default,
@@ -337,6 +342,8 @@ def _best_rank(names: Iterable[str], origin: Origin | None) -> int | None:
     ranks = []
     for name in names:
         rank = batch_size_rank(name)
+        if rank is None and origin is not None and origin.has_tasks and suggests_task_count(name):
+            rank = TASK_RANK
         if origin is not None and _is_origin(name, origin):
             rank = _rank_of_origin(rank, origin)
         ranks.append(rank)

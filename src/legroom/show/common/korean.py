@@ -379,7 +379,17 @@ CATALOGUE = {
     "Use an optimizer with less state: SGD without momentum stores none.": (
         "상태가 더 작은 optimizer를 쓰세요. momentum이 없는 SGD는 상태를 저장하지 않습니다."
     ),
-    "Pass `foreach=False` to the new optimizer.": "새 optimizer에 `foreach=False`를 전달하세요.",
+    "With SGD, tune the learning rate again.": "SGD를 쓰면 learning rate를 다시 조정하세요.",
+    "Pass `foreach=False` to SGD.": "SGD에 `foreach=False`를 전달하세요.",
+    'After any call of `load_state_dict`, set `group["foreach"] = False` for each group in `optimizer.param_groups` (updates one parameter at a time, slower).': (
+        '`load_state_dict`를 호출한 뒤 `optimizer.param_groups`의 모든 group에 `group["foreach"] = False`를 지정하세요(파라미터를 하나씩 갱신, 더 느림).'
+    ),
+    'After any call of `load_state_dict`, set `group["foreach"] = False` for each group in `optimizer.param_groups`: otherwise, the optimizer step needs {size:size} of temporary memory.': (
+        '`load_state_dict`를 호출한 뒤 `optimizer.param_groups`의 모든 group에 `group["foreach"] = False`를 지정하세요. 그러지 않으면 optimizer step에 임시 메모리 {size}가 필요합니다.'
+    ),
+    "In this region, `nn.BCELoss` raises an error: replace it with `nn.BCEWithLogitsLoss`, and remove the sigmoid before it.": (
+        "이 영역에서 `nn.BCELoss`는 오류를 냅니다. `nn.BCEWithLogitsLoss`로 바꾸고 그 앞의 sigmoid를 제거하세요."
+    ),
     "Or freeze parameters that need no training.": "또는 학습하지 않을 파라미터를 freeze하세요.",
     "Use at most {fraction:term} the current batch size as well.": "batch size도 지금의 {fraction} 이하로 줄이세요.",
     "Freeze parameters that need no training, load the weights in half precision, or split the model across several GPUs (`legroom launch --strategy fsdp`).": (
@@ -451,6 +461,15 @@ CATALOGUE = {
     ),
     "Set `{new}` in {file}, line {line:number} (currently {before:number}).": (
         "{file}의 {line}번째 줄을 바꾸세요: `{new}`(지금은 {before})."
+    ),
+    "Set `{key}` to {new:number} in {file}, line {line:number} (currently {before:number}) and `{evaluation}` in {other}, line {at:number}.": (
+        "{file} {line}번째 줄에서 `{key}`의 값을 {new}, {other} {at}번째 줄에서 `{evaluation}`로 설정하세요(현재 {before})."
+    ),
+    "Set `{key}` to {new:number} in {file}, line {line:number} (currently {before:number}).": (
+        "{file}의 {line}번째 줄에서 `{key}`의 값을 {new}로 바꾸세요(지금은 {before})."
+    ),
+    "Set `{key}` to {new:number} in {file}, line {line:number} (currently {before:number}) as well.": (
+        "{file}의 {line}번째 줄에서 `{key}`의 값도 {new}로 바꾸세요(지금은 {before})."
     ),
     "Set the environment variable `{new}` (currently {before:number}).": (
         "환경 변수를 설정하세요: `{new}`(지금은 {before})."

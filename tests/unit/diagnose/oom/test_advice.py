@@ -17,6 +17,7 @@ from legroom.memory.annotations import (
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Category, Frame, Phase
 from legroom.memory.events import Holder
+from legroom.observe.source.batch_argument import TASK_RANK
 from legroom.observe.source.batch_setting import SIZE
 from legroom.units import MiB
 
@@ -926,24 +927,35 @@ def test_larger_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
     assert finding.evidence["arguments"] == ["--test-batch-size", "32", "--batch-size", "32"]
 
 
-def test_equal_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
-    add_setting(large_batch, "--test-batch-size", 64, rank=6)
+@pytest.mark.parametrize("size", [32, 64])
+def test_batch_size_of_the_evaluation_stays_if_it_may_fit(large_batch, size):
+    add_setting(large_batch, "--test-batch-size", size, rank=6)
     add_setting(large_batch, "--batch-size", 64)
-    assert (
-        "`--batch-size 32` (the default is 64) and `--test-batch-size 32`"
-        in large_batch.advice()["LG603"].fix
-    )
+    fix = large_batch.advice()["LG603"].fix
+    assert fix.startswith("Add `--batch-size 32` (the default is 64). ")
 
 
 def test_both_batch_sizes_in_files_are_edited(large_batch):
     add_setting(large_batch, "batch_size", 64, rank=1, file="/project/train.py", line=3)
-    add_setting(large_batch, "test_batch", 64, rank=7, file="/project/data.py", line=9)
+    add_setting(large_batch, "test_batch", 96, rank=7, file="/project/data.py", line=9)
     finding = large_batch.advice()["LG603"]
     assert finding.fix.startswith(
         "Set `batch_size = 32` in train.py, line 3 (currently 64) and `test_batch = 32` in data.py, line 9."
     )
     assert [each["line"] for each in finding.evidence["edits"]] == [3, 9]
     assert next_command(large_batch)[1] == "after the changes in train.py:3 and data.py:9"
+
+
+@pytest.mark.parametrize("batch_size", [False, True])
+def test_number_of_tasks_is_reduced_if_there_is_no_batch_size(make_run, batch_size):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_call(run, False, shape=(5, 3))
+    add_setting(run, "--task_num", 32, rank=TASK_RANK)
+    if batch_size:
+        add_setting(run, "--batch-size", 64)
+    assert ("--task_num" in run.advice()["LG603"].fix) != batch_size
 
 
 def test_batch_size_of_a_dataset_that_returns_batches(make_run):
@@ -1239,7 +1251,7 @@ def test_a_smaller_optimizer_updates_one_by_one_if_copies_do_not_fit(make_run, p
     run.oom(250)
     add_optimizer_at(run, "AdamW", trainable=parameters, state=2 * parameters)
     finding = run.advice()["LG605"]
-    assert finding.fix.endswith(" Pass `foreach=False` to the new optimizer.") == one_by_one
+    assert finding.fix.endswith(" Pass `foreach=False` to SGD.") == one_by_one
 
 
 def optimizer_step_in(make_run, activations, **options):
@@ -1654,6 +1666,43 @@ def test_a_longer_sample_than_before_is_limited_if_the_batch_has_one_sample(make
     advice = run.advice()
     assert "LG603" not in advice
     assert "This input has the shape (1, 2400)" in advice["LG614"].fix
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found"), [("float64", False), ("bfloat16", False), ("float16", False), ("float32", True)]
+)
+def test_autocast_is_suggested_only_for_float32(make_run, dtype, found):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_model_call(run, started=0.1, dtype=dtype)
+    assert ("LG401" in run.advice()) == found
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        ("nn.BCELoss()", True),
+        ("F.binary_cross_entropy(p, y)", True),
+        ("nn.BCEWithLogitsLoss()", False),
+        ("F.binary_cross_entropy_with_logits(p, y)", False),
+    ],
+)
+def test_loss_that_autocast_does_not_support(make_run, tmp_path, loss, found):
+    file = tmp_path / "train.py"
+    file.write_text(f"loss = {loss}\n")
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_model_call(run, started=0.1)
+    run.events[-1] = replace(run.events[-1], file=str(file), line=1)
+    assert ("`nn.BCEWithLogitsLoss`" in run.advice()["LG401"].fix) == found
+
+
+def test_option_is_set_in_the_groups_after_a_checkpoint_is_loaded(optimizer_step):
+    sizes = 50 * MiB, 100 * MiB, 0
+    optimizer_step.events.append(LiveOptimizer(0.5, "Adam", "foreach", True, *sizes, options_in_groups=True))
+    assert optimizer_step.advice()["LG606"].fix.startswith("After any call of `load_state_dict`, set `group[")
 
 
 @pytest.mark.parametrize(("dtype", "found"), [("float64", True), ("float32", False)])

@@ -227,18 +227,36 @@ def test_variable_of_another_module(statement: str, tmp_path: Path, monkeypatch:
 def test_loop_that_splits_the_data(text: str, line: int, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"B = 64\n{text}\n")
-    found = loop_argument([Frame(str(file), line + 1, "<module>")])
+    found = loop_argument([Frame(str(file), line + 1, "<module>")], None)
     assert found == Origin("B", ("B",), (str(file), 1, 4), is_loop=True)
 
 
 def test_loop_of_a_function_whose_parameter_is_the_size(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("def fit(x, mb=64):\n    for i in range(0, 9, mb):\n        model(x)\nfit(x)\n")
-    found = loop_argument([Frame(str(file), 3, "fit"), Frame(str(file), 4, "<module>")])
+    found = loop_argument([Frame(str(file), 3, "fit"), Frame(str(file), 4, "<module>")], None)
     assert found == Origin("", (), (str(file), 1, 14), is_loop=True)
 
 
 def test_loop_without_a_size(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("for i in range(9):\n    model(x[i])\n")
-    assert loop_argument([Frame(str(file), 2, "<module>")]) is None
+    assert loop_argument([Frame(str(file), 2, "<module>")], None) is None
+
+
+@pytest.mark.parametrize(
+    ("loop", "found"), [("i in range(task_num)", True), ("task in batch", True), ("i in x", False)]
+)
+def test_loop_over_tasks_inside_the_model(loop: str, found: bool, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"def forward(x):\n    for {loop}:\n        net(x)\n    loss.backward()\nmodel(x)\n")
+    call = Frame(str(file), 5, "<module>")
+    origin = loop_argument([Frame(str(file), 4, "forward"), call], call)
+    assert (origin is not None and origin.has_tasks) == found
+
+
+def test_loop_of_the_model_does_not_split_the_batch(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def forward(x):\n    for i in range(0, 9, 3):\n        net(x)\nmodel(x)\n")
+    call = Frame(str(file), 4, "<module>")
+    assert loop_argument([Frame(str(file), 3, "forward"), call], call) is None
