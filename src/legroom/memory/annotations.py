@@ -158,6 +158,10 @@ class LiveOptimizer(Annotation):
     """The line that created the optimizer. `file` is empty if the optimizer existed before the recording."""
     unused_bytes: int = 0
     """The size of the state on the device if a newer optimizer updates all of the parameters."""
+    options_in_groups: bool = False
+    """Whether `foreach` must be set in `param_groups`, because the constructor does not accept it, or because
+    `load_state_dict` replaced the options of the constructor.
+    """
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
     stepped = [reference() for reference in clock.optimizers]
     for optimizer in optimizers[:MAX_OPTIMIZERS]:
         try:
-            found = _describe(optimizer, seconds, _is_replaced(optimizer, optimizers, stepped))
+            found = _describe(optimizer, seconds, _is_replaced(optimizer, optimizers, stepped), clock.step)
         except Exception:  # an optimizer of another library may lack any attribute
             continue
         if found is not None:
@@ -184,10 +184,8 @@ def _settings_for(clock: TrainingClock, call: Frame | None) -> list[BatchSetting
     if key not in _candidates:
         try:
             running = user_lines(sys._getframe(1))[0]
-            if call in running:
-                running = running[running.index(call) :]  # without the loops of the model
             _candidates[key] = _settings.candidates(
-                clock.batch_size, only_declared=True, loader=loader, running=running
+                clock.batch_size, only_declared=True, loader=loader, running=running, call=call
             )
         except Exception:  # objects of the script may raise anything; its batch size then has no name
             _candidates[key] = []
@@ -210,7 +208,9 @@ def _is_replaced(optimizer: Any, optimizers: Sequence[Any], stepped: Sequence[An
     )
 
 
-def _describe(optimizer: torch.optim.Optimizer, seconds: float, is_replaced: bool) -> LiveOptimizer | None:
+def _describe(
+    optimizer: torch.optim.Optimizer, seconds: float, is_replaced: bool, step: int
+) -> LiveOptimizer | None:
     groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
     name = _torch_class(type(optimizer))
     update = _update(optimizer)
@@ -231,8 +231,9 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float, is_replaced: boo
         return None
     line = next(iter(optimizer_lines.of(optimizer)), None)
     return LiveOptimizer(
-        seconds, type(optimizer).__name__, update, name in _FUSED and _accepts_fused(optimizer), trainable, state,
+        seconds, type(optimizer).__name__, update, name in _FUSED and _accepts(optimizer, "fused"), trainable, state,
         temporary, line.file if line else "", line.line if line else 0, state if is_replaced else 0,
+        not _accepts(optimizer, "foreach") or _is_loaded(optimizer, step),
     )  # fmt: skip
 
 
@@ -248,8 +249,21 @@ def _state_copies(name: str, group: dict[str, Any]) -> int:
     return copies
 
 
-def _accepts_fused(optimizer: torch.optim.Optimizer) -> bool:
-    return "fused" in inspect.signature(type(optimizer)).parameters
+def _accepts(optimizer: torch.optim.Optimizer, option: str) -> bool:
+    parameters = inspect.signature(type(optimizer)).parameters
+    return option in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _is_loaded(optimizer: torch.optim.Optimizer, step: int) -> bool:
+    """Return whether `load_state_dict` replaced the options, after `step` steps of this run."""
+    for state in list(optimizer.state.values())[:1]:
+        counted = state.get("step", 0)
+        if (counted if isinstance(counted, int | float) else float(counted.tolist())) > step + 1:
+            return True
+    given, used = optimizer.defaults, optimizer.param_groups[0]
+    return any(
+        given.get(option) is not None and given[option] != used.get(option) for option in ("foreach", "fused")
+    )
 
 
 def _update(optimizer: torch.optim.Optimizer) -> str:

@@ -21,6 +21,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, repla
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
     yield from _autocast()
+    yield from _unsafe_losses(host)
     yield from _transformer_fast_paths()
     yield from _nested_tensors()
     yield from _wrapper_subclasses(host)
@@ -57,6 +58,31 @@ def _autocast() -> Iterable[Replacement]:
                 torch.set_autocast_dtype("cpu", dtype)
 
     return table(autocast, {"__enter__": __enter__, "__exit__": __exit__})
+
+
+def _unsafe_losses(host: VirtualHost) -> Iterable[Replacement]:
+    """Raise the error of CUDA for a loss of probabilities in an autocast region. The CPU computes the loss in
+    float32.
+    """
+    functions: Any = torch._C._nn
+    original = functions.binary_cross_entropy
+
+    @functools.wraps(original)
+    def binary_cross_entropy(input: Any, *arguments: Any, **options: Any) -> Any:
+        if torch.is_autocast_enabled("cuda") and host.device_of(input) is not None:
+            raise RuntimeError(_UNSAFE_LOSS)
+        return original(input, *arguments, **options)
+
+    return table(functions, {"binary_cross_entropy": binary_cross_entropy})
+
+
+_UNSAFE_LOSS = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)

@@ -10,6 +10,7 @@ import torch.utils.checkpoint
 from torch.cuda.amp import GradScaler as GradScalerImportedBefore
 from virtual_host import virtual_gpus
 
+from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB
 
 A = torch.ones(4, 4)
@@ -184,3 +185,22 @@ def test_a_grad_scaler_class_imported_earlier_is_enabled(host: Any) -> None:
     with pytest.warns(FutureWarning, match="deprecated") as caught:
         assert GradScalerImportedBefore().is_enabled()
     assert len(caught) == 1
+
+
+def test_loss_of_probabilities_raises_in_an_autocast_region() -> None:
+    with VirtualGPU(GiB):
+        check_losses_of_probabilities()
+
+
+def check_losses_of_probabilities() -> None:
+    probabilities, targets = torch.rand(4, device="cuda"), torch.ones(4, device="cuda")
+    with torch.autocast("cuda"):
+        with pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
+            torch.nn.BCELoss()(probabilities, targets)
+        with pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
+            torch.nn.functional.binary_cross_entropy(probabilities.double(), targets.double())
+        torch.nn.BCELoss()(probabilities.cpu(), targets.cpu())
+        torch.nn.BCEWithLogitsLoss()(probabilities, targets)
+        with torch.autocast("cuda", enabled=False):
+            torch.nn.BCELoss()(probabilities, targets)
+    torch.nn.BCELoss()(probabilities, targets)
