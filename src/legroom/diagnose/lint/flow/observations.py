@@ -300,6 +300,7 @@ class FactRecorder(Calls):
                 )
             self._merge(node, target, owner, arguments)
         elif method == "detach_" and target is not None:
+            self.depends_on.pop(target, None)
             self.record_release(node, target, "detach")
         elif method in _QUEUE_GETTERS and target is not None and local is None and not positional(node):
             # queue.get()

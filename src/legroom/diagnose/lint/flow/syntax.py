@@ -343,6 +343,8 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
             pending.append(current.value)
         elif kind is cst.Arg:  # a keyword is the name of a parameter, not a value
             pending.append(current.value)
+        elif live and kind in (cst.ListComp, cst.GeneratorExp) and not names_with_graph(current.elt):
+            continue  # (part.detach() for part in state)
         elif live and (
             kind is cst.Comparison or (kind is cst.Call and dotted(current.func) in _FUNCTIONS_WITHOUT_GRAPH)
         ):

@@ -107,14 +107,29 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
     if isinstance(store.expression, cst.DictComp):  # filters or converts the old dict
         return False
     if isinstance(store.expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):  # (loss, history): a chain
-        return any(dotted(each.value) == store.target for each in store.expression.elements)
+        parts = [dotted(each.value) for each in store.expression.elements]
+        return store.target in parts or ("." in store.target and None not in parts)  # self.state = (h, c)
     if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
         return False
     if _returns_same_object(program, store):
         return False
     if store.target not in names_in(store.expression):
-        return path_of(store.expression) is not None  # state, or output[1]
+        # state, or output[1]. In `h, c = state`, a later `h, c = model(x, (h, c))` uses the old value.
+        return path_of(store.expression) is not None and not _is_replaced(program, store)
     return _reads_with_history(program, store.expression, store.target)
+
+
+def _is_replaced(program: Program, store: StoreFact) -> bool:
+    """Return True if a later assignment in the same loop computes a new value from the value that a store copies."""
+    return any(
+        other.target == store.target
+        and other.node is not store.node
+        and other.loops == store.loops
+        and other.order > store.order
+        and isinstance(other.expression, cst.Call)
+        and store.target in names_in(other.expression)
+        for other in program.stores
+    )
 
 
 def _is_memory(program: Program, store: StoreFact) -> bool:

@@ -93,7 +93,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue  # a function that returns gradients: its graph is freed when it returns
         yield Problem(
             node=argument,
-            message="`retain_graph=True` keeps all activations alive until the next step, but no other backward pass uses them",
+            message="`retain_graph=True` keeps all activations alive until the next step, and no other backward pass "
+            "through this graph was found in the same step",
             help="Remove `retain_graph=True`. If the backward pass fails without this argument, detach the "
             "state that is carried from step to step",
             edits=()
