@@ -139,7 +139,7 @@ class LeakDetector:
         """The number of consecutive iterations in which a counter reached its overall maximum."""
         self._rare_scans = self._new_rare_scans()
         self._opened_by: list[str] = []
-        self._has_stepped = False
+        self._corrections = 0
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
         self._next_scheduled = FIRST_SCAN
@@ -223,7 +223,7 @@ class LeakDetector:
         now, iteration = time.perf_counter(), self.iteration + self._unsampled
         self._unsampled = 0
         self.iteration = self._roots.iteration = iteration + 1
-        if self._is_restart_due or self.iterations.has_stepped is not self._has_stepped:
+        if self._is_restart_due or self.iterations.corrections != self._corrections:
             self._restart(iteration)
         self._numbers.end_iteration(iteration)
         if other_threads_train():
@@ -320,7 +320,11 @@ class LeakDetector:
     def _restart(self, iteration: int) -> None:
         # The iterations before the first optimizer step were micro-batches of this step. A loop on a different thread
         # also causes a restart.
-        self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
+        if self.iterations.corrections != self._corrections:
+            self._unnamed = None
+            if self._reports is not None:
+                self._reports.iterations_corrected()
+        self._corrections, self._is_restart_due = self.iterations.corrections, False
         self._numbers = NodeNumbers()
         self._window = None
         self._rare_scans = self._new_rare_scans()

@@ -62,12 +62,9 @@ class BackwardRoots:
         tokens = self._tokens.setdefault(self.iteration, [])
         if len(tokens) >= self.MAX_PER_ITERATION:
             return
-        node = root.grad_fn if isinstance(root, torch.Tensor) else None
-        metadata = getattr(node, "metadata", None)
-        if metadata is not None:
-            token = _Token()
-            metadata["legroom"] = token
-            tokens.append(weakref.ref(token))
+        token = token_in_graph(root)
+        if token is not None:
+            tokens.append(token)
 
     def retained_iterations(self) -> int:
         """Return the number of iterations, excluding the last two, that still have a live marked node."""
@@ -85,6 +82,18 @@ class BackwardRoots:
 
 class _Token:
     __slots__ = ("__weakref__",)
+
+
+def token_in_graph(root: Any) -> "weakref.ref[_Token] | None":
+    """Return a reference to an object that is freed with the node of `root`, or None if `root` has no node or the node
+    has no metadata.
+    """
+    node = root.grad_fn if isinstance(root, torch.Tensor) else None
+    metadata = getattr(node, "metadata", None)
+    if metadata is None:
+        return None
+    token = metadata.setdefault("legroom", _Token())
+    return weakref.ref(token)
 
 
 class GraphPart(NamedTuple):

@@ -6,8 +6,10 @@ iteration ends with a step of another optimizer.
 In evaluation, an iteration ends when the next batch of a loader is requested, but not between the batches of one
 accumulated step.
 
-If the program updates its parameters without an optimizer and has no loader, an iteration ends with a backward pass or
-a call to `torch.autograd.grad`. If no optimizer exists at all, the first backward pass already ends an iteration.
+If the program updates its parameters without an optimizer and has no loader, an iteration ends with a backward pass. If
+no optimizer exists at all, the first backward pass already ends an iteration. A call to `torch.autograd.grad` ends an
+iteration only if no optimizer exists and the program runs no backward pass. Otherwise, the call is part of a step that
+ends later (the inner loop of MAML).
 
 In all other programs, an iteration ends with a call to a model in evaluation mode. Calls in training mode end an
 iteration only if no optimizer exists, or if gradients are disabled after training. If an optimizer exists, several
@@ -84,6 +86,8 @@ class IterationTracker:
         self.trains = False
         """True if the last iteration ended with an optimizer step or a backward pass."""
         self.has_stepped = False
+        self.corrections = 0
+        """How often the tracker found that the iterations so far were only parts of a step."""
         self.by_model_calls = False
         self.by_lines = False
         """True if repeated lines mark the iterations, because the program has no model, optimizer or loader."""
@@ -99,7 +103,9 @@ class IterationTracker:
         self._main_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
         self._main_steps = self._previous_main_steps = 0
-        self._grads_with_graph = 0
+        self._grads_with_graph = self._grads = 0
+        self._are_grads_parts = False
+        """True if calls to `torch.autograd.grad` are only parts of a step."""
         self._on_iteration = on_iteration
         self._batches = 0
         self._batches_since_step = 0
@@ -200,6 +206,7 @@ class IterationTracker:
         if self._ends_iteration(optimizer):
             if self._batches_since_step > self._most_batches_per_step:
                 self._most_batches_per_step = min(self._batches_since_step, 64)
+            self.corrections += not self.has_stepped
             self.trains = self.has_stepped = True
             self.by_model_calls = False
             self._batches_since_step = self._backwards_since_step = 0
@@ -332,6 +339,9 @@ class IterationTracker:
     def _before_backward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not self._is_in_loop(trains=True):
             return
+        if not self._are_grads_parts:
+            self._are_grads_parts = True
+            self.corrections += self._grads > 0
         self._backward_starts()
         if args and not self.ignores_backward:
             self._on_backward(args[0])
@@ -345,7 +355,11 @@ class IterationTracker:
             return
         if kwargs.get("create_graph"):
             self._grad_with_graph()
-        else:
+            return
+        self._grads += 1
+        if self._grads == self.BACKWARDS_BEFORE_CHECK:
+            self._are_grads_parts = self._are_grads_parts or has_optimizer()
+        if not self._are_grads_parts:
             self._backward_starts()
             self._on_backward(args[0])
 

@@ -24,6 +24,7 @@ from legroom.observe.source.syntax import (
     is_empty,
     is_in_place,
     is_incremented,
+    is_initial_value,
     is_number,
     is_reassigned,
     is_slice,
@@ -229,7 +230,7 @@ class NameReader:
             return
         flat = [each for target in targets for each in flattened(target)]
         inner = [each for each in ast.walk(value) if isinstance(each, ast.expr)]
-        uses_itself = any(map(self._named.is_it, inner))
+        uses_itself = any(map(self._named.is_it, inner)) and not is_initial_value(value)
         items = [target for target in flat if self._named.is_item(target)]
         if items:
             if any(replaces_contents(each) or wraps_around(index_of(each), self._root) for each in items):
@@ -475,6 +476,7 @@ class NameReader:
                 self._missing_tests > 0,
                 self._start_tests > 0,
                 repeats_keys,
+                bool(values) and all(map(is_initial_value, values)),
             )
         )
 

@@ -39,6 +39,8 @@ class StoringStatement(NamedTuple):
     """Whether the key is the variable of an inner loop, so each pass over that loop uses the same keys. An example is
     `memory[index] = state` in a loop over the samples of each epoch.
     """
+    stores_initial_value: bool = False
+    """Whether the stored value is a new tensor with constant values, as in `self.hidden = torch.zeros(2, 8)`."""
     by_alias: bool = False
     """Whether the statement uses another variable that refers to the same object, as in `node = node.parent` followed
     by `node.add(child)`."""

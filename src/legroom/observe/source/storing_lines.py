@@ -27,6 +27,7 @@ from legroom.observe.source.files import (
     tree_of,
     user_files,
 )
+from legroom.observe.source.graph_values import may_store_graph
 from legroom.observe.source.reader import NameReader
 from legroom.observe.source.statements import Occurrence, PassedArgument, StoringStatement
 from legroom.observe.source.syntax import called_name, is_storing_call, last_name, literal_keys
@@ -70,6 +71,12 @@ class NameUsage(NamedTuple):
             limited=False, emptied=False, resets=False, drains=False, may_reset=False, has_limit=False
         )
 
+    def with_graphs(self) -> "NameUsage":
+        """Return the usage without the statements that cannot store a tensor with a graph."""
+        return self._replace(
+            statements=tuple(each for each in self.statements if may_store_graph(each.file, each.line))
+        )
+
     @property
     def shrinks(self) -> bool:
         return self.limited or self.emptied
@@ -86,15 +93,16 @@ class NameUsage(NamedTuple):
         """Return the statements that most likely stored the tensors. Several statements are returned only if they are
         equally likely.
 
-        The most likely statements add items instead of replacing them, and store tensors instead of numbers. The most
-        likely statements also use one of `keys`, and are in a loop or a function.
+        The most likely statements add items instead of replacing them, and store tensors instead of numbers or initial
+        values. The most likely statements also use one of `keys`, and are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
             other_key = bool(keys and each.keys) and not set(keys) & set(each.keys)
             runs_once = not (each.uses_itself or each.in_loop or each.function != "")
             initializes = each.replaces and (each.only_if_missing or each.function in CONSTRUCTORS)
-            return each.stores_number, each.replaces, initializes, other_key, runs_once
+            is_initial = each.stores_number, each.stores_initial_value
+            return *is_initial, each.replaces, initializes, other_key, runs_once
 
         ranked = sorted(self.statements, key=lambda each: (rank(each), each.line))
         return [each for each in ranked if rank(each) == rank(ranked[0])]

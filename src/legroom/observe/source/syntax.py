@@ -1,6 +1,7 @@
 """Patterns in Python syntax trees, such as assignments, calls, slices and comparisons."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
@@ -319,6 +320,36 @@ def is_empty(value: ast.expr) -> bool:
 
 def is_number(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant | ast.JoinedStr) or called_name(value) in _NUMBERS
+
+
+_CREATING = {
+    "zeros", "ones", "empty", "full", "eye", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
+    "new_empty", "new_full", "new_tensor", "zero_", "fill_",
+}  # fmt: skip
+_INITIAL_STATE = re.compile(r"(?:^|_)(?:init|initial|zero|zeros|empty)(?:_|$)")
+_WRAPPERS = {"Variable", "Parameter", "Buffer", "list", "tuple"}
+
+
+def is_initial_value(value: ast.expr) -> bool:
+    """Return whether an expression is a new value that depends on no data, as in `torch.zeros(2, 8).to(device)`,
+    `(h.new_zeros(8), None)`, `[torch.zeros_like(h) for h in hidden]` and `self.init_hidden(8)`.
+    """
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, ast.Tuple | ast.List):
+        return all(map(is_initial_value, value.elts))
+    if isinstance(value, ast.ListComp | ast.GeneratorExp):
+        return is_initial_value(value.elt)
+    if isinstance(value, ast.BinOp):  # `[torch.zeros(8)] * layers`
+        return is_initial_value(value.left) and not isinstance(value.left, ast.Constant)
+    if called_name(value) in _WRAPPERS and isinstance(value, ast.Call) and value.args:
+        return is_initial_value(value.args[0])
+    while isinstance(value, ast.Call):
+        name = called_name(value)
+        if name in _CREATING or _INITIAL_STATE.search(name):
+            return True
+        value = value.func.value if isinstance(value.func, ast.Attribute) else value.func
+    return False
 
 
 def is_in_place(call: ast.Call) -> bool:

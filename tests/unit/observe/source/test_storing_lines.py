@@ -100,6 +100,20 @@ def test_a_statement_that_stores_a_number_is_not_the_best_candidate(read) -> Non
 
 
 @pytest.mark.parametrize(
+    "initial",
+    [
+        "torch.zeros(1, 4)", "torch.zeros(1, 4).to(device)", "(x.new_zeros(4), x.new_zeros(4))", "self.init_hidden(4)",
+        "[torch.zeros_like(each) for each in self.h]", "torch.zeros_like(self.h)", "[torch.zeros(4)] * 2",
+        "Variable(torch.zeros(4))", "x.data.new(4).zero_()", "torch.full((2, 4), 0.5)",
+    ],
+)  # fmt: skip
+def test_a_statement_that_stores_an_initial_value_is_not_the_best_candidate(read, initial: str) -> None:
+    source = f"class T:\n    def reset(self, x):\n        self.h = {initial}\n    def f(self, x):\n        out, h = self.rnn(x)\n        self.h = h\n"
+    usage = read(source, "h", is_attribute=True)
+    assert [each.line for each in usage.candidates()] == [6]
+
+
+@pytest.mark.parametrize(
     ("statement", "adds", "concatenates"),
     [("h = cell(x, h)", False, False), ("h = h + x", True, False), ("h += x", True, False),
      ("h = torch.cat([h, x])", False, True), ("y, h = model(x, h)", False, False)],

@@ -8,11 +8,13 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Frame
+from legroom.observe.leaks.graph_ages import token_in_graph
 from legroom.observe.leaks.search.holder_source import with_caller
 from legroom.observe.leaks.search.storing_trace import StoringTrace
 from legroom.observe.leaks.search.suspects import Suspect, is_part_of
@@ -28,10 +30,12 @@ class LeakReports:
         self._on_leak = on_leak
         self._traced: tuple[Suspect, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
-        self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
+        self._retained: dict[tuple[object, ...], weakref.ref[Any]] = {}
         """A tensor that each leak retained when it was reported, by the identity of the leak."""
+        self._graphs: dict[tuple[object, ...], weakref.ref[Any]] = {}
+        """An object that is freed with the graph of each leak, by the identity of the leak."""
         self.released: set[tuple[object, ...]] = set()
-        """The identities of the leaks whose tensor was freed later."""
+        """The identities of the leaks whose tensor or graph was freed later."""
 
     @property
     def is_tracing(self) -> bool:
@@ -56,8 +60,23 @@ class LeakReports:
                 leak = replace(leak, name=each.name)
         self._leaks[leak.identity] = leak
         if suspect is not None and suspect.retained is not None:
-            self._retained.setdefault(leak.identity, suspect.retained)
+            self._note_retained(leak, suspect.retained)
         self._on_leak(leak)
+
+    def _note_retained(self, leak: DetectedLeak, retained: "weakref.ref[torch.Tensor]") -> None:
+        if leak.kind != "graph":
+            self._retained.setdefault(leak.identity, retained)
+        elif not leak.evaluation and (freed_with_graph := token_in_graph(retained())) is not None:
+            self._graphs[leak.identity] = freed_with_graph
+            self._retained.pop(leak.identity, None)
+            self.released.discard(leak.identity)
+
+    def iterations_corrected(self) -> None:
+        """Record that the iterations so far were only parts of a step. A graph that is freed with this step was not a
+        leak.
+        """
+        self._retained |= self._graphs
+        self._graphs.clear()
 
     def report_at_end(self, suspect: Suspect) -> None:
         """Report a suspect at the end of the run, unless the traced line limits the length of the container."""

@@ -90,10 +90,12 @@ def _suspect(
     holder: FoundHolder | None, growth: SteadyGrowth, size: int, iteration: int, *, evaluation: bool
 ) -> Suspect:
     path = holder.path if holder is not None else None
+    has_graph = holder is not None and holder.target in growth.with_graph
+    if holder is not None and has_graph:
+        holder = holder._replace(usage=holder.usage.with_graphs())
     statements = storing_statements(path, holder.usage) if holder is not None and path is not None else []
     statement = statements[0] if statements else None
     by_user = path is not None and is_user_file(path.file or "")
-    has_graph = holder is not None and holder.target in growth.with_graph
     rate = growth.history.growth_per_iteration(size)
     leak = DetectedLeak(
         kind="graph" if has_graph else "tensor",

@@ -20,6 +20,7 @@ import torch
 
 from legroom.memory.event_base import Frame
 from legroom.observe.holders.python_names import attributes_of
+from legroom.observe.source.graph_values import may_store_graph
 from legroom.observe.source.user_files import is_user_file
 
 MAX_EVENTS = 1_000_000
@@ -90,8 +91,8 @@ class StoringTrace:
             return None
         state, before = self._measure(), self._state
         self._state = state
-        if (state != before) if self._replaced and not self._attribute else (state > before):
-            self._found_in(frame.f_back if event == "call" else frame)
+        is_stored = (state != before) if self._replaced and not self._attribute else (state > before)
+        if is_stored and self._found_in(frame.f_back if event == "call" else frame):
             return None
         if sys.getrefcount(self._container) <= 2:  # our reference, and the argument of this call
             self._container = None
@@ -120,14 +121,19 @@ class StoringTrace:
             if isinstance(value, torch.Tensor) and (value.requires_grad or not self._only_graphs)
         ]
 
-    def _found_in(self, frame: FrameType | None) -> None:
-        """Record that the previous line of this frame, or of its nearest caller in the user's code, stored the item."""
+    def _found_in(self, frame: FrameType | None) -> bool:
+        """Record that the previous line of this frame, or of its nearest caller in the user's code, stored the item.
+        Return False if the line stores no graph, but only graphs are traced.
+        """
         while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
+        line = self._lines.get(id(frame), frame.f_lineno or 0) if frame is not None else 0
+        if frame is not None and self._only_graphs and not may_store_graph(frame.f_code.co_filename, line):
+            return False
         self._container = None
         if frame is not None:
-            line = self._lines.get(id(frame), frame.f_lineno or 0)
             self.line = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+        return True
 
 
 def _owner_of(container: Any) -> tuple[Any, str]:

@@ -93,7 +93,9 @@ class Suspect(NamedTuple):
     at_end: bool = False
     """True if the growth must continue until the end of the run to count as a leak."""
     retained: "weakref.ref[torch.Tensor] | None" = None
-    """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
+    """A retained tensor. If the loop frees this tensor later, the growth is not a leak. Graphs count
+    only if the iterations were parts of a step that frees them.
+    """
     is_scalar: bool = False
     """True if the retained tensor has one element, such as a loss."""
 
@@ -226,7 +228,7 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
     """Yield a `Suspect` for a variable that retains tensors, unless the source code shows that the variable is not a
     leak.
     """
-    path, usage = holder.path, holder.usage
+    path, usage = holder.path, holder.usage.with_graphs() if kind == "graph" else holder.usage
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
     # One tensor that is truncated, or written slot by slot, has the graph of all values that were ever stored in it.
@@ -295,7 +297,7 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
         replaced=path.length < MIN_ITERATIONS,
         key_to_trace=path.traced_attribute,
         exceeds_limit=exceeds_limit or outgrows or usage.misses_limit,
-        retained=holder.reference if kind == "tensor" else None,
+        retained=holder.reference if kind != "larger" else None,
         is_scalar=_is_scalar(holder),
     )
 

@@ -71,9 +71,9 @@ class WindowSearch:
         if not seen.iterations_retained:
             return []
         min_length = MIN_ITERATIONS if self._rare else min_length_at(seen.iteration)
-        old = holders.find(seen.old, seen.created_in, min_length=min_length)
+        old = _with_graphs(holders.find(seen.old, seen.created_in, min_length=min_length))
         found = [each for each in old if can_accumulate(each) and not is_collectable(each)]
-        carrying = holders.find(seen.carrying, seen.created_in, carry_graph=True)
+        carrying = _with_graphs(holders.find(seen.carrying, seen.created_in, carry_graph=True))
         carrying = [each for each in carrying if each.path.how != "unknown"]
         recursive = [each for each in carrying if is_computed_from_itself(each)]
         if seen.only_sums:
@@ -199,6 +199,10 @@ class WindowSearch:
                 # A user's function may limit the size internally. In that case, the growth ends soon.
                 suspects.append(Suspect(leak, calls or not statement.concatenates, series[-1]))
         return suspects
+
+
+def _with_graphs(holders: list[FoundHolder]) -> list[FoundHolder]:
+    return [each._replace(usage=each.usage.with_graphs()) for each in holders]
 
 
 def _retained_by(holder: FoundHolder, seen: Observations) -> tuple[int, int]:
