@@ -171,6 +171,8 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
     names, keys = [named], list[str]()
     candidates: list[_Candidate] = []
     cache: Any = None
+    is_value = True
+    """Whether `named` refers to the current item itself, so that an index can follow the name."""
     for position, item in enumerate(chain):
         if isinstance(item, BaseException | TracebackType | FrameType) and how in ("variable", "closure"):
             how = "exception"
@@ -197,7 +199,10 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
             break
         step = _step(item, following, owner)
         if step is None:
+            index = _index_of(item, following) if is_value else ""
+            named, is_value = named._replace(name=named.name + index), bool(index)
             continue
+        is_value = True
         if step.key:
             keys.append(step.key)
         named = named._replace(name=named.name + step.text)
@@ -487,6 +492,14 @@ def _step(item: Any, following: Any, owner: Any) -> _Step | None:
     if isinstance(following, dict) and _is_module_dict(following, item):
         return None
     return _attribute(item, following)
+
+
+def _index_of(item: Any, following: Any) -> str:
+    """Return the index of an object in a list or tuple, as in source code, or "" if it has none."""
+    if not isinstance(item, list | tuple | deque) or isinstance(following, CellType):
+        return ""
+    index = next((number for number, each in enumerate(list(item)) if each is following), None)
+    return f"[{index}]" if index is not None else ""
 
 
 def _attribute(owner: Any, following: Any) -> _Step | None:

@@ -242,6 +242,9 @@ class _Search:
             "generator",
         ):
             chain = chain[1:]
+            if isinstance(item, FunctionType) and chain:
+                is_defaults = chain[0] is item.__defaults__ or chain[0] is item.__kwdefaults__
+                chain = chain[1:] if is_defaults else chain
         elif isinstance(item, type):
             chain = chain[1:] if chain[1] is not _class_namespace(item, chain[1]) else chain[2:]
         while chain and (isinstance(chain[0], CellType) or _is_closure(chain[0])):

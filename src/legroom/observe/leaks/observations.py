@@ -20,6 +20,10 @@ MAX_ENSEMBLE = 8
 NUMBER_BYTES = 8
 """A host tensor of at most this many bytes is treated as a single number. A list of numbers is not reported as a leak.
 """
+MIN_HOST_BYTES = 4096
+"""Host memory that grows by fewer than this many bytes per iteration is not reported if the program uses a device, because
+it takes more than 250,000 iterations to fill 1 GB.
+"""
 UNROLLED_CALLS = 100
 """The maximum number of calls to a model that may be the time steps of one graph."""
 

@@ -5,7 +5,7 @@ Some containers that are not leaks are filled slowly. The result of the search (
 reported only at the end of the run, if no other leak was found.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from legroom.observe.leaks.graph_ages import with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of, other_views
 from legroom.observe.leaks.observations import NUMBER_BYTES, Targets
-from legroom.observe.leaks.survivors import SurvivorHistory
+from legroom.observe.leaks.survivors import ALL_SIZES, SurvivorHistory
 from legroom.observe.tensor_reference import TensorReference
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class SteadyGrowth:
         """Survivors of each group of storages that grows steadily, by the size of the storages."""
         self.with_graph: set[int] = set()
         """The `id`s of the tensors in `targets` that have a graph."""
+        self.is_on_host = False
+        """Whether only storages on the host grow, although the program has tensors on a device."""
         self.created_in: dict[int, int] = {}
         self._iterations_of_scans: list[int] = []
 
@@ -41,11 +43,19 @@ class SteadyGrowth:
     def grows(self) -> bool:
         return bool(self.targets)
 
+    def bytes_per_iteration(self, group: int) -> float:
+        """Return the growth of a group of storages. If their sizes differ, the largest chosen storage is used."""
+        size = group
+        if group == ALL_SIZES:
+            live = (tensor for reference in self.targets[group] if (tensor := reference()) is not None)
+            size = max(map(bytes_of, live), default=0)
+        return self.history.growth_per_iteration(group) * size
+
     def record(
         self,
         iteration: int,
         by_first_scan: Mapping[int, list[torch.Tensor]],
-        tensors: Iterable[torch.Tensor] = (),
+        tensors: Collection[torch.Tensor] = (),
     ) -> None:
         """Record the live storages of a scan, and choose the survivors whose holders a search will find. If some
         storages are on a device, storages on the host are ignored. `tensors` contains all live tensors, including
@@ -55,11 +65,13 @@ class SteadyGrowth:
             first: [each for each in tensors if self._on_device(each)]
             for first, tensors in by_first_scan.items()
         }
+        self.is_on_host = False
         if not any(relevant.values()) and self._iterations.trains:
             relevant = {
                 first: [each for each in tensors if bytes_of(each) > NUMBER_BYTES]
                 for first, tensors in by_first_scan.items()
             }
+            self.is_on_host = any(map(self._on_device, tensors))
         self.history.record(iteration, relevant)
         self._iterations_of_scans.append(iteration)
         self.targets, self.with_graph = {}, set()

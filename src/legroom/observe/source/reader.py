@@ -32,6 +32,7 @@ from legroom.observe.source.syntax import (
     literal_keys,
     pairs_of,
     parts_of,
+    passed_values,
     replaces_contents,
     wraps_around,
 )
@@ -265,7 +266,8 @@ class NameReader:
                 self.resets.append(self._occurrence._replace(in_loop=is_reassigned(flat, self._loops)))
             elif computed := self._computed_before(value):
                 concatenates = any(map(is_concatenation, computed))
-                self._store(node, [value], uses_itself=True, adds=not concatenates, concatenates=concatenates)
+                adds = not concatenates and not all(isinstance(each, ast.Call) for each in computed)
+                self._store(node, [value], uses_itself=True, adds=adds, concatenates=concatenates)
             else:
                 self._store(
                     node, [value], replaces=True, constructs=called_name(value).lstrip("_")[:1].isupper()
@@ -275,9 +277,10 @@ class NameReader:
                 self._follow_alias(target)
 
     def _computed_before(self, value: ast.expr) -> list[ast.expr]:
-        """Return the expressions that were assigned to the local variables in `value`. Only arithmetic expressions and
-        concatenations that contain the old value are returned. For example, `smooth = 0.9 * self.average + 0.1 * loss`
-        may precede `self.average = smooth`.
+        """Return the expressions that were assigned to the local variables in `value`. Only arithmetic expressions,
+        concatenations and calls that contain the old value are returned. For example, `smooth = 0.9 * self.average +
+        0.1 * loss` may precede `self.average = smooth`, and `out, h = self.rnn(x, self.hidden)` may precede
+        `self.hidden = h`.
         """
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
         assigned = [
@@ -290,18 +293,16 @@ class NameReader:
             if isinstance(target, ast.Name)
         ]
         parts = {name for name, part in assigned if self._named.is_it_or_item(part)} - {self._name}
-        return [
-            part
-            for name, part in assigned
-            if name in names
-            and (
-                is_concatenation(part) or any(isinstance(each, ast.BinOp) for each in (part, *branches(part)))
-            )
-            and any(
-                self._named.is_it(inner) or (isinstance(inner, ast.Name) and inner.id in parts)
-                for inner in ast.walk(part)
-            )
-        ]
+
+        def is_old(value: ast.AST) -> bool:
+            return self._named.is_it(value) or (isinstance(value, ast.Name) and value.id in parts)
+
+        def contains_old(part: ast.expr) -> bool:
+            if is_concatenation(part) or any(isinstance(each, ast.BinOp) for each in (part, *branches(part))):
+                return any(map(is_old, ast.walk(part)))
+            return isinstance(part, ast.Call) and any(map(is_old, passed_values(part)))
+
+        return [part for name, part in assigned if name in names and contains_old(part)]
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
         """Collect the uses of the variable `alias`, which refers to the same object or to one of its items. With

@@ -362,6 +362,19 @@ def parts_of(call: ast.Call) -> list[ast.expr]:
     return [part for each in call.args for part in ast.walk(each) if isinstance(part, ast.expr)]
 
 
+def passed_values(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the values that a call passes as they are: `x`, `h` and `c` for `lstm(x, (h, c))` and `lstm(x, tuple([h, c]))`."""
+    stack = [*call.args, *(each.value for each in call.keywords)]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, ast.Call) and called_name(each) in ("tuple", "list"):
+            stack += each.args
+        elif isinstance(each, ast.Tuple | ast.List):
+            stack += each.elts
+        else:
+            yield each
+
+
 STORING_METHODS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
     "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",

@@ -276,6 +276,18 @@ def test_a_default_argument_is_reported_by_its_name() -> None:
     assert (path.name, path.function) == ("seen", "remember")
 
 
+def test_a_list_inside_lists_is_reported_with_its_indices() -> None:
+    memory = [[], [("episode", [torch.ones(1) for _ in range(5)])]]
+    path = path_to(lambda: memory[1][0][1][3], min_length=4)
+    assert (path.name, path.stored_as, path.described) == ("memory[1][0][1]", "memory", "list, 5 items")
+
+
+def test_a_list_of_tuples_is_reported_and_not_one_of_its_tuples() -> None:
+    memory = [(torch.ones(1), torch.ones(1)) for _ in range(40)]
+    path = path_to(lambda: memory[7][1], min_length=4)
+    assert (path.name, path.described) == ("memory", "list, 40 items")
+
+
 def test_a_parameter_list_is_reported_as_an_attribute() -> None:
     model = torch.nn.Module()
     model.prompts = torch.nn.ParameterList(torch.ones(1) for _ in range(5))

@@ -294,3 +294,76 @@ def test_a_state_that_no_variable_carries_is_reported_where_the_object_is_create
 
 def test_a_state_that_the_loop_detaches_is_not_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _leaks_of_loop(_loop_that_detaches, _State, monkeypatch) == []
+
+
+class _Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 8, batch_first=True)
+        self.head = nn.Linear(8, 1)
+        self.reset()
+
+    def reset(self) -> None:
+        self.hidden: Any = (torch.zeros(1, 4, 8), torch.zeros(1, 4, 8))
+
+
+class _AssignsState(_Policy):
+    def forward(self, x: torch.Tensor) -> Any:
+        out, self.hidden = self.rnn(x, self.hidden)
+        return self.head(out[:, -1])
+
+
+class _AssignsLocalState(_Policy):
+    def forward(self, x: torch.Tensor) -> Any:
+        out, hidden = self.rnn(x, self.hidden)
+        self.hidden = hidden
+        return self.head(out[:, -1])
+
+
+class _AssignsParts(_Policy):
+    def forward(self, x: torch.Tensor) -> Any:
+        out, (h, c) = self.rnn(x, tuple(self.hidden))
+        self.hidden = [h, c]
+        return self.head(out[:, -1])
+
+
+class _ResetsToZeros(_Policy):
+    def forward(self, x: torch.Tensor) -> Any:
+        state = self.hidden
+        out, state = self.rnn(x, state)
+        self.hidden = state
+        return self.head(out[:, -1])
+
+    def reset(self) -> None:
+        super().reset()
+        self.hidden = tuple(torch.zeros_like(each) for each in self.hidden)
+
+
+@pytest.mark.parametrize(
+    ("policy", "assignment"),
+    [
+        (_AssignsState, "out, self.hidden"),
+        (_AssignsLocalState, "self.hidden = hidden"),
+        (_AssignsParts, "self.hidden = [h, c]"),
+        (_ResetsToZeros, "self.hidden = state"),
+    ],
+)
+def test_a_hidden_state_is_reported_once_at_the_forward_pass_and_not_at_its_initial_value(
+    policy: type[_Policy], assignment: str
+) -> None:
+    found: dict[tuple[object, ...], DetectedLeak] = {}
+    detector = LeakDetector(lambda leak: found.__setitem__(leak.identity, leak), fraction=1e6)
+    model = policy()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=1e-3)
+    detector.attach()
+    try:
+        for _ in range(24):
+            loss = model(torch.randn(4, 3, 6)).square().mean()
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+    finally:
+        detector.detach()
+    (leak,) = found.values()
+    assert (leak.name, leak.how) == ("model.hidden", "carried")
+    assert leak.line == _line(policy.forward, assignment)

@@ -6,6 +6,7 @@ import inspect
 import logging
 import logging.handlers
 import queue
+import random
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,11 @@ from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.detected_leak import DetectedLeak
+from legroom.observe.holders.descriptions import NO_HOLDER
 from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.leaks.search.suspects import FoundHolder, is_parameter_list
+from legroom.observe.source.statements import StoringStatement
+from legroom.observe.source.storing_lines import NO_USAGE
 
 pytestmark = pytest.mark.slow
 
@@ -188,6 +193,39 @@ def test_parameters_added_to_an_optimizer_are_reported_at_the_line_that_adds_the
 
     (leak,) = leaks_of(keep, iterations=40)
     assert leak.line == _Tuner.add_prompt.__code__.co_firstlineno + 1
+
+
+def test_the_parameter_list_of_an_optimizer_is_not_a_leak_unless_the_program_adds_to_it() -> None:
+    holder = FoundHolder(NO_HOLDER._replace(name='optimizer.param_groups[0]["params"]'), NO_USAGE, 0)
+    assert is_parameter_list(holder)
+    adds = StoringStatement("train.py", 1, "", False, False, False, False, True, keys=("params",))
+    assert not is_parameter_list(holder._replace(usage=NO_USAGE._replace(statements=(adds,))))
+
+
+def test_a_batch_that_each_call_assigns_again_is_not_a_holder_of_the_graphs_in_the_memory() -> None:
+    found: dict[str, DetectedLeak] = {}
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    memory: list[Any] = []
+
+    def update() -> None:
+        batch = tuple(zip(*random.sample(memory, 6), strict=True))
+        loss = model(torch.cat(batch[0])).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    detector = LeakDetector(lambda leak: found.setdefault(leak.name, leak) and None, fraction=1e6)
+    detector.attach()
+    try:
+        for _ in range(40):
+            state = torch.randn(1, 4)
+            memory.append((state, model(state).max()))
+            if len(memory) >= 6:
+                update()
+    finally:
+        detector.detach()
+    assert list(found) == ["memory"]
 
 
 @pytest.mark.parametrize(("length", "is_leak"), [(0, False), (160, False), (5000, True)])

@@ -1,5 +1,6 @@
 """Leaks that are certain only at the end of the run, and growth that stops."""
 
+import collections
 import dataclasses
 import gc
 import itertools
@@ -35,6 +36,25 @@ def test_code_that_would_empty_the_container_but_never_runs_does_not_hide_the_le
         lambda step, loss, output: buffer.emit(output.detach().clone(), failed=False), iterations=44
     )
     assert leak.name == "buffer.records"
+
+
+def test_a_queue_with_a_limit_that_is_full_only_at_the_end_is_not_a_leak() -> None:
+    replay: Any = collections.deque(maxlen=40)
+    leaks = leaks_of(lambda step, loss, output: replay.append((step, output.detach().clone())), iterations=44)
+    assert leaks == []
+
+
+@pytest.mark.parametrize(("length", "is_leak"), [(50, False), (5000, True)])
+def test_steady_growth_of_a_few_bytes_on_the_host_is_not_a_leak_if_there_is_a_device(
+    length: int, is_leak: bool
+) -> None:
+    buffer = _Buffer()
+    leaks = leaks_of(
+        lambda step, loss, output: buffer.emit(torch.ones(length), failed=False),
+        iterations=44,
+        on_device=lambda tensor: isinstance(tensor, nn.Parameter),
+    )
+    assert [(each.name, each.on_host) for each in leaks] == [("buffer.records", True)] * is_leak
 
 
 def test_a_search_of_any_duration_does_not_hide_steady_growth(monkeypatch: pytest.MonkeyPatch) -> None:

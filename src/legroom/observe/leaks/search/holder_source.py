@@ -141,7 +141,7 @@ def _with_usage(path: HolderPath, callers: tuple[StoredName, ...] = ()) -> tuple
         for name in (*path.names, *callers):
             found = usage_of(name, path.line if name in path.names else 0)
             if any(each.uses_itself for each in found.statements):
-                return path._replace(name=name.name, stored_as=name.stored_as), found
+                return _renamed(path, name), found
         if (linked := as_linked(path)) is not None:
             return linked
     if not usage.statements and path.stored_as == path.names[-1].name:
@@ -152,6 +152,20 @@ def _with_usage(path: HolderPath, callers: tuple[StoredName, ...] = ()) -> tuple
     if not usage.shrinks and not usage.statements:
         usage = _feeding_calls(path)
     return path, usage
+
+
+def _renamed(path: HolderPath, name: StoredName) -> HolderPath:
+    """Return the path with another name on the path. The description applies only to the object with the old name. If
+    only an index differs, the old name is kept.
+    """
+    if path.name.startswith(f"{name.name}["):
+        return path._replace(stored_as=name.stored_as)
+    described = "tensor" if name == path.names[0] else "" if name in path.names else path.described
+    return path._replace(
+        name=name.name,
+        stored_as=name.stored_as,
+        described=path.described if name.name == path.name else described,
+    )
 
 
 def _computed_from_itself(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:

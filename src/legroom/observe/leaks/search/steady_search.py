@@ -7,7 +7,7 @@ if it limits its own length, such as `deque(maxlen=...)`, or if the source check
 
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.iterations import IterationTracker
-from legroom.observe.leaks.observations import UNROLLED_CALLS
+from legroom.observe.leaks.observations import MIN_HOST_BYTES, UNROLLED_CALLS
 from legroom.observe.leaks.search.holder_source import (
     as_linked,
     compiled_functions,
@@ -23,6 +23,7 @@ from legroom.observe.leaks.search.suspects import (
     Suspect,
     is_collectable,
     is_ensemble,
+    is_parameter_list,
     is_prepared_for_training,
     is_read,
     is_sequence,
@@ -43,11 +44,14 @@ def find_suspects(growth: SteadyGrowth, iterations: IterationTracker, iteration:
     """Return one suspect for each group of storages whose growth the source code does not explain."""
     suspects: list[Suspect] = []
     for size, targets in growth.targets.items():
+        if growth.is_on_host and growth.bytes_per_iteration(size) < MIN_HOST_BYTES:
+            continue
         found = HolderFinder().find(targets, growth.created_in, min_length=MIN_LENGTH)
         known = [_as_linked(each) for each in found if each.path.how != "unknown"]
         survivors = growth.history.survivors(size)
-        # A full container with a fixed length frees an item for each new one, so it does not explain the growth.
-        known = [each for each in known if not each.path.is_full]
+        # A full container with a fixed length frees an item for each new one, so it explains the growth only until it is
+        # full. In that case, it still contains most of the survivors.
+        known = [each for each in known if not each.path.is_full or each.path.length >= survivors / 2]
         leaks = [each for each in known if _is_leak(each, survivors, iterations)]
         if len(leaks) < len(known):
             continue  # the source code explains the growth
@@ -67,7 +71,7 @@ def _is_leak(holder: FoundHolder, survivors: int, iterations: IterationTracker) 
         return False
     if path.fills_slots and path.length >= survivors / 2:
         return False
-    if is_collectable(holder) or is_ensemble(holder):
+    if is_collectable(holder) or is_ensemble(holder) or is_parameter_list(holder):
         return False
     if usage.has_limit and path.how not in ("cache", "exception"):
         return False
@@ -111,6 +115,7 @@ def _suspect(
         step=iteration,
         steps=iteration,
         evaluation=evaluation,
+        on_host=growth.is_on_host,
     )  # fmt: skip
     uncertain = statement is None or statement.replaces or len({each.line for each in statements}) > 1
     traceable = path is not None and path.container and path.length > 1

@@ -179,7 +179,7 @@ class HolderFinder:
             self._explained |= {id(tensor), *path.contents}
             del tensor
             useful = useful or can_accumulate(holder)
-            found.setdefault((path.name, path.file), holder)
+            found.setdefault((without_indices(path.name), path.file), holder)
         if carry_graph and found and not any(map(is_computed_from_itself, found.values())):
             (key, holder), *_ = found.items()
             found[key] = self._carrying(holder, created_in) or holder
@@ -221,7 +221,15 @@ def is_computed_from_itself(holder: FoundHolder) -> bool:
 
 
 def _is_overwritten(path: HolderPath, usage: NameUsage, how: str) -> bool:
-    return path.how == how and not path.is_attribute and usage.is_reassigned_in_loop
+    return path.how == how and not path.is_attribute and _is_reassigned(path, usage)
+
+
+def _is_reassigned(path: HolderPath, usage: NameUsage) -> bool:
+    """Return whether each iteration replaces the value of a variable, in the loop or in a function that it calls."""
+    if usage.is_reassigned_in_loop:
+        return True
+    replaces = bool(usage.statements) and all(each.replaces for each in usage.statements)
+    return replaces and not path.is_attribute and bool(path.names) and is_local_to_call(path.names[-1])
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
@@ -322,7 +330,7 @@ def can_accumulate(holder: FoundHolder) -> bool:
     sample from a buffer, also retains the tensors of only one iteration.
     """
     path, usage = holder.path, holder.usage
-    if usage.is_reassigned_in_loop:
+    if _is_reassigned(path, usage):
         return False
     if path.how in ("variable", "unknown") or (path.how == "container" and path.length < MIN_ITERATIONS - 1):
         return any(each.uses_itself for each in usage.statements)
@@ -381,8 +389,8 @@ def one_per_statement(holders: Sequence[FoundHolder]) -> list[FoundHolder]:
 
 
 def without_indices(name: str) -> str:
-    """Return a name without the indices of layers: `net.layers.mean` for `net.layers.0.mean`."""
-    return re.sub(r"\.\d+(?=\.|$)", "", name)
+    """Return a name without indices: `net.layers.mean` for `net.layers.0.mean` and `net.layers[0].mean`."""
+    return re.sub(r"\.\d+(?=[.[]|$)|\[\d+\]", "", name)
 
 
 def is_part_of(name: str, other: str) -> bool:
@@ -404,6 +412,8 @@ def is_temporary(holder: FoundHolder) -> bool:
     """
     path, usage = holder.path, holder.usage
     if path.described.startswith("tuple") and not any(each.uses_itself for each in usage.statements):
+        return True
+    if is_parameter_list(holder):
         return True
     if usage.resets or usage.is_reassigned_in_loop or (path.names and is_local_to_call(path.names[-1])):
         return True
@@ -478,6 +488,14 @@ def is_sequence(holder: FoundHolder) -> bool:
 
 def is_ensemble(holder: FoundHolder) -> bool:
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
+
+
+def is_parameter_list(holder: FoundHolder) -> bool:
+    """Return whether a container is the list of the parameters of an optimizer, and the program adds none to it."""
+    name, usage = without_indices(holder.path.name), holder.usage
+    return name.endswith('.param_groups["params"]') and not any(
+        "params" in each.keys for each in usage.statements
+    )
 
 
 def is_fed_back(

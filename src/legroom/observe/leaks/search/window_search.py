@@ -9,7 +9,13 @@ from collections.abc import Collection
 from legroom.memory.detected_leak import DetectedLeak, LeakKind
 from legroom.observe.leaks.graph_ages import MIN_ITERATIONS
 from legroom.observe.leaks.iterations import IterationTracker
-from legroom.observe.leaks.observations import MAX_SCANS, NUMBER_BYTES, RARE_SCANS, Observations
+from legroom.observe.leaks.observations import (
+    MAX_SCANS,
+    MIN_HOST_BYTES,
+    NUMBER_BYTES,
+    RARE_SCANS,
+    Observations,
+)
 from legroom.observe.leaks.search.running_calls import is_local_to_call, is_owned_by_call
 from legroom.observe.leaks.search.suspects import (
     FoundHolder,
@@ -34,11 +40,6 @@ from legroom.observe.leaks.search.suspects import (
 )
 from legroom.observe.source import storing_lines
 from legroom.observe.source.storing_lines import find_usage
-
-MIN_HOST_BYTES = 4096
-"""Host memory that grows by fewer than this many bytes per iteration is not reported, because it takes more than
-250,000 iterations to fill 1 GB.
-"""
 
 
 class WindowSearch:
@@ -86,6 +87,8 @@ class WindowSearch:
         # Several sums may each carry their graph.
         found += one_per_statement(with_own_graphs(recursive, seen.parts))
         if not found:
+            # A variable that is only assigned, such as the loss, may be computed from the state that carries the graph.
+            carrying.sort(key=lambda each: each.usage.is_reassigned_in_loop)
             gradients = self._find_gradients(seen, holders)
             # Gradients with the graphs of many iterations explain the growth better than a variable that is replaced.
             by_gradients = seen.gradient_iterations >= MIN_ITERATIONS
