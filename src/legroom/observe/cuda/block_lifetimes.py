@@ -150,8 +150,10 @@ def apply_holder_categories(
         category = categories.get(block.address)
         if category is None and block.activity != INFERENCE and block.passes_since <= in_backward:
             category = Category.ACTIVATION if block.phase is Phase.FORWARD else None
+        if category is None:
+            continue
         is_result = category is Category.RESULT and block.phase is Phase.OTHER and not block.is_batch_sized
-        if category is Category.ACTIVATION or is_result or (category and block.phase is Phase.FORWARD):
+        if category is Category.ACTIVATION or is_result or block.phase is Phase.FORWARD:
             block.see(category, "")
 
 
