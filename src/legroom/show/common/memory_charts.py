@@ -70,13 +70,12 @@ class MemoryBar:
         yield table
 
 
-MAX_MERGED = 0.1
 MIN_CATEGORIES = 4
 
 
-def rows_of_largest(snapshot: MemorySnapshot) -> int:
-    """Return the number of rows with which `MemoryBar` merges less than `MAX_MERGED` of the used memory, but not more
-    rows than `MIN_CATEGORIES` categories, the merged row and the free memory need.
+def rows_of_largest(snapshot: MemorySnapshot, max_merged: float = 0.1) -> int:
+    """Return the number of rows with which `MemoryBar` merges less than the fraction `max_merged` of the used memory,
+    but not more rows than `MIN_CATEGORIES` categories, the merged row and the free memory need.
     """
     used = sum(share.bytes for share in snapshot.shares if not share.is_free)
     free = sum(share.is_free for share in snapshot.shares)
@@ -86,7 +85,7 @@ def rows_of_largest(snapshot: MemorySnapshot) -> int:
         merged = next(
             share for share in reversed(_merge_smallest(snapshot.shares, rows)) if not share.is_free
         )
-        if merged.bytes < MAX_MERGED * used:
+        if merged.bytes < max_merged * used:
             return rows
     return free + MIN_CATEGORIES + 1
 

@@ -111,12 +111,13 @@ class ShortReport:
 
 def _with_main_categories(report: RunReport, levels: Iterable[_Level]) -> Iterator[_Level]:
     """Before each level that merges categories that use much memory, yield a level with a row more for categories and a
-    line of code less. After an out-of-memory error, at least two lines of code are shown.
+    line of code less. After an out-of-memory error, lines of code are more important.
     """
     snapshot = _snapshot(report)
-    wanted = 0 if snapshot is None else rows_of_largest(snapshot)
+    max_merged, min_lines = (0.25, 1) if report.failed_with_oom else (0.1, 0)
+    wanted = 0 if snapshot is None else rows_of_largest(snapshot, max_merged)
     for level in levels:
-        if level.rows < wanted and level.lines > (2 if report.failed_with_oom else 0):
+        if level.rows < wanted and level.lines > min_lines:
             yield level._replace(rows=level.rows + 1, lines=level.lines - 1)
         yield level
 
