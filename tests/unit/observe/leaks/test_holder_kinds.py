@@ -293,6 +293,28 @@ class _Request:
         self.response = None
 
 
+class _Turn:
+    def __init__(self, episode: "_Episode", output: Any, loss: Any) -> None:
+        self.episode = episode
+        self.output = output
+        self.log_prob = loss
+
+
+class _Episode:
+    def __init__(self) -> None:
+        self.turns: list[_Turn] = []
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_several_tensors_in_a_cycle_are_reported_once() -> None:
+    def keep(step: int, loss: Any, output: Any) -> None:
+        episode = _Episode()
+        episode.turns.append(_Turn(episode, output.detach().clone(), loss))
+
+    leaks = leaks_of(keep, iterations=40)
+    assert [each.how for each in leaks] == ["cycle"]
+
+
 class _Response:
     def __init__(self, request: _Request, value: Any) -> None:
         self.request = request

@@ -55,6 +55,9 @@ class LeakReports:
         if any(each.name != leak.name and "linked" in (each.how, leak.how) for each in same_line):
             return  # linked objects were reported under their link, or under the variable of the newest object
         for each in same_line:
+            if each.how == leak.how == "cycle" and each.name != leak.name:  # another tensor in the same cycle
+                size = max(leak.bytes_per_step, each.bytes_per_step)
+                leak = replace(leak, name=each.name, bytes_per_step=size)
             # The same statement in another layer of the model, or gradients of another parameter.
             if each.how == leak.how == "gradient" or is_part_of(leak.name, each.name):
                 leak = replace(leak, name=each.name)
