@@ -467,9 +467,9 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         accumulate = " Accumulate gradients over several batches to keep the effective batch size."
     in_use = evidence.scaling_in_use
     kinds = _scaling_kinds(evidence)
-    message = (
-        f"{kinds} use {format_size(in_use)}{' and scale with the batch size' if has_batch_size else ''}."
-    )
+    message = f"{kinds} use {format_size(in_use)}."
+    if has_batch_size:
+        message = f"{kinds} ({format_size(in_use)}) scale with the batch size."
     if evidence.has_whole_input:
         message = f"The model processes the whole input at once, without batches. {kinds} use {format_size(in_use)}."
     yield Finding(

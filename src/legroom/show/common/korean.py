@@ -429,14 +429,14 @@ CATALOGUE = {
     "Pass `fused=True` to {optimizer:term} (no temporaries, and faster) or `foreach=False` (updates one parameter at a time, slower).": (
         "{optimizer}에 `fused=True`(임시 메모리 없음, 더 빠름)나 `foreach=False`(파라미터를 하나씩 갱신, 더 느림)를 넘기세요."
     ),
-    "Activations, inputs and results use {size:size} and scale with the batch size.": (
+    "Activations, inputs and results ({size:size}) scale with the batch size.": (
         "{size}(activation, 입력, 결과)는 batch size에 비례합니다."
     ),
-    "Inputs and results use {size:size} and scale with the batch size.": "{size}(입력, 결과)는 batch size에 비례합니다.",
-    "Activations, inputs, results and temporary tensors use {size:size} and scale with the batch size.": (
+    "Inputs and results ({size:size}) scale with the batch size.": "{size}(입력, 결과)는 batch size에 비례합니다.",
+    "Activations, inputs, results and temporary tensors ({size:size}) scale with the batch size.": (
         "{size}(activation, 입력, 결과, 임시 tensor)는 batch size에 비례합니다."
     ),
-    "Inputs, results and temporary tensors use {size:size} and scale with the batch size.": (
+    "Inputs, results and temporary tensors ({size:size}) scale with the batch size.": (
         "{size}(입력, 결과, 임시 tensor)는 batch size에 비례합니다."
     ),
     "The model processes the whole input at once, without batches.": "모델이 batch 없이 전체 입력을 한꺼번에 처리합니다.",

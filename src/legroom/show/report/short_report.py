@@ -62,6 +62,7 @@ _LEVELS = (
     _Level(rows=5, advice=5),
     _Level(rows=4, advice=5),
     _Level(rows=4, advice=7, lines=2),
+    _Level(rows=4, advice=7, lines=1),
     _Level(rows=3, advice=8, gap="", lines=2),
     _Level(rows=5, advice=6, reason=False),
     _Level(rows=4, advice=6, reason=False),

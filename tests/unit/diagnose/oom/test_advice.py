@@ -1188,7 +1188,7 @@ def test_no_grad_is_suggested_only_if_gradients_are_enabled(make_run, gradients)
 
 def test_memory_that_scales_with_the_batch_size_does_not_include_the_failed_request(large_batch):
     finding = large_batch.advice()["LG603"]
-    assert finding.message == "Activations, inputs and results use 900.0 MiB and scale with the batch size."
+    assert finding.message == "Activations, inputs and results (900.0 MiB) scale with the batch size."
 
 
 # --- advice about optimizers
