@@ -166,9 +166,12 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         )
     if detected.how == "carried":
         variable = _variable_name(detected.name)
+        detach = f"add `{variable} = {variable}.detach()`. For a tuple or an object, detach each tensor in it"
+        if variable.endswith("]"):
+            container = f"`{variable.partition('[')[0]}`"
+            detach = f"replace each tensor in {container} by `tensor.detach()`"
         return "LG104", (
-            f"{name} is carried from step to step together with its graph. Before the next step, add "
-            f"`{variable} = {variable}.detach()`. For a tuple or an object, detach each tensor in it."
+            f"{name} is carried from step to step together with its graph. Before the next step, {detach}."
         )
     if detected.evaluation:
         return "LG201", (

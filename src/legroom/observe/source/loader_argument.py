@@ -1,6 +1,7 @@
 """Finds where the batch size comes from: the line of a number, or the name of a setting.
 
-The search starts at the line that creates the DataLoader, or at the loop that splits the data into batches. If the
+The search starts at the line that creates the DataLoader, or at the loop that splits the data into batches or samples
+random batches. If the
 batch size is a parameter of a function, the search continues at the line that calls the function. If it is a variable,
 the search continues at the only assignment to the variable.
 """
@@ -24,6 +25,13 @@ from legroom.observe.source.files import (
 from legroom.observe.source.syntax import called_name, key_name, parameters_of
 
 MAX_NAMES = 6
+_PERMUTATIONS = frozenset({"randperm", "permutation"})
+_INDICES = {"choice": 1, "choices": 1, "integers": 2, "multinomial": 1, "randint": 2, "sample": -1}
+"""The functions that return random indices or elements, and the position of the argument for their number."""
+_SAMPLES = {"normal": 2, "rand": 0, "randn": 0, "random": 0, "standard_normal": 0, "uniform": 2}
+"""The functions that return random numbers, and the position of the argument for their number."""
+_SAMPLE_SIZES = frozenset({"k", "num_samples", "size"})
+_READ = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +89,28 @@ def _splitting_loop(frames: Sequence[Frame]) -> Origin | None:
             if tree is None or find_function_at(tree, loop.lineno) is not find_function_at(tree, frame.line):
                 continue
             here = [Frame(frame.file, loop.lineno, frame.function), *frames[index + 1 :]]
-            value = next(_batch_expressions(loop), None)
-            for function in _generators(loop, frame.file) if value is None else ():
-                value = next((each for node in ast.walk(function) for each in _batch_expressions(node)), None)
-                if value is not None:
-                    here = [Frame(frame.file, value.lineno, function.name), *here]
-                    break
-            found = None if value is None else _resolve(value, here)
-            if found is not None:
-                return replace(found, is_loop=True)
+            for value, at in _sizes_in(loop, here):
+                found = _resolve(value, at)
+                if found is not None:
+                    return replace(found, is_loop=True)
     return None
+
+
+def _sizes_in(loop: ast.For | ast.While, frames: list[Frame]) -> Iterator[tuple[ast.expr, list[Frame]]]:
+    """Yield the batch sizes in a loop and in the functions that it calls, and the lines at which they are evaluated."""
+    for value in _batch_expressions(loop):
+        yield value, frames
+    functions = list(_called_functions(loop, frames[0].file))
+    for function in functions:
+        if any(isinstance(node, ast.Yield) for node in ast.walk(function)):
+            for node in ast.walk(function):
+                for value in _batch_expressions(node):
+                    yield value, [Frame(frames[0].file, value.lineno, function.name), *frames]
+    for value in _sampled_sizes(loop):
+        yield value, frames
+    for function in functions:
+        for value in _sampled_sizes(function):
+            yield value, [Frame(frames[0].file, value.lineno, function.name), *frames]
 
 
 def _batch_expressions(loop: ast.AST) -> Iterator[ast.expr]:
@@ -120,11 +140,37 @@ def _batch_expressions(loop: ast.AST) -> Iterator[ast.expr]:
                 yield from (each for each in (lower.right, lower.left) if ast.dump(each) in factors)
 
 
-def _generators(loop: ast.For | ast.While, file: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the generator functions of the file over which a loop iterates."""
-    for call in ast.walk(loop.iter) if isinstance(loop, ast.For) else ():
+def _sampled_sizes(scope: ast.AST) -> Iterator[ast.expr]:
+    """Yield the number of random indices, such as `size` in `torch.randint(n, (size,))`, `rng.choice(n, size)`,
+    `random.sample(data, size)` and `torch.randperm(n)[:size]`, and the number of random samples in `torch.rand(size, 3)`.
+    """
+    indices, samples = [], []
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            if node.slice.lower is None and called_name(node.value) in _PERMUTATIONS:
+                indices.append(node.slice.upper)
+        elif isinstance(node, ast.Call):
+            name = called_name(node)
+            named = [each.value for each in node.keywords if each.arg in _SAMPLE_SIZES]
+            if name == "randint":
+                named += [each for each in node.args if isinstance(each, ast.Tuple | ast.List)]
+            if name in _INDICES:
+                indices += [*named, *node.args[_INDICES[name] :]][:1]
+            elif name in _SAMPLES:
+                samples += [*named, *node.args[_SAMPLES[name] :]][:1]
+    for value in (*indices, *samples):
+        size = value.elts[0] if isinstance(value, ast.Tuple | ast.List) and value.elts else value
+        if is_positive_integer(size) or (isinstance(size, _READ) and key_name(size)):
+            yield size
+
+
+def _called_functions(
+    loop: ast.For | ast.While, file: str
+) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions and methods of the file that a loop calls by name."""
+    for call in ast.walk(loop):
         function = functions_in(file).get(called_name(call))
-        if function is not None and any(isinstance(node, ast.Yield) for node in ast.walk(function)):
+        if function is not None:
             yield function
 
 

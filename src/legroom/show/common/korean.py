@@ -153,6 +153,9 @@ CATALOGUE = {
     "{owner:term} is carried from step to step together with its graph. Before the next step, add `{variable} = {value}.detach()`. For a tuple or an object, detach each tensor in it.": (
         "{owner}의 graph가 다음 step까지 이어집니다. 다음 step 전에 `{variable} = {value}.detach()`를 실행하세요(tuple이나 객체이면 안에 있는 tensor마다)."
     ),
+    "{owner:term} is carried from step to step together with its graph. Before the next step, replace each tensor in {container:term} by `tensor.detach()`.": (
+        "{owner}의 graph가 다음 step까지 이어집니다. 다음 step 전에 {container}에 있는 tensor를 각각 `tensor.detach()`로 바꾸세요."
+    ),
     "{owner:term} retains the graph of every batch, but no backward pass uses these graphs. Wrap the loop in `with torch.no_grad():` and store `.item()` or `.cpu()`.": (
         "{owner}에 모든 batch의 graph가 남지만, 이 graph를 쓰는 backward pass가 없습니다. 반복문을 `with torch.no_grad():`로 감싸고 `.item()`이나 "
         "`.cpu()`를 저장하세요."

@@ -50,6 +50,11 @@ def test_the_advice_for_a_growing_number_of_objects_does_not_suggest_a_limited_c
     assert "maxlen" not in text
 
 
+def test_all_tensors_of_a_carried_container_are_detached() -> None:
+    text = advice_on(replace(LOSSES, how="carried", name='self.fisher["conv1.weight"]'))[1]
+    assert text.endswith("replace each tensor in `self.fisher` by `tensor.detach()`.")
+
+
 def test_last_report_of_a_leak_is_used() -> None:
     later = replace(LOSSES, described="list, 900 items", step=40)
     assert latest_leaks([LOSSES, later]) == [later]

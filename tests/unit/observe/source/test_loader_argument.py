@@ -231,6 +231,50 @@ def test_loop_that_splits_the_data(text: str, line: int, tmp_path: Path) -> None
     assert found == Origin("B", ("B",), (str(file), 1, 4), is_loop=True)
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        "x[torch.randint(n, (B,))]",
+        "x[torch.randint(0, n, size=(B,), device=device)]",
+        "x[np.random.randint(0, n, B)]",
+        "x[rng.integers(0, n, size=B)]",
+        "x[np.random.choice(n, B, replace=False)]",
+        "random.sample(x, B)",
+        "random.choices(x, k=B)",
+        "memory.sample(B)",
+        "x[torch.randperm(n)[:B]]",
+        "x[torch.multinomial(p, B)]",
+        "torch.rand(B, 3)",
+        "rng.normal(0, 1, (B, 3))",
+        "torch.randn(x.shape[0], 9) + x[torch.randint(random.randint(1, 5), [B])]",
+        "sampled()",
+    ],
+)
+@pytest.mark.parametrize("start", ["for i in range(9):", "while True:"])
+def test_loop_that_samples_random_batches(batch: str, start: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    lines = [
+        "B = 64",
+        "def sampled():",
+        "    return x[torch.randint(n, (B,))]",
+        start,
+        f"    model({batch})",
+        "",
+    ]
+    file.write_text("\n".join(lines))
+    found = loop_argument([Frame(str(file), 5, "<module>")], None)
+    assert found == Origin("B", ("B",), (str(file), 1, 4), is_loop=True)
+
+
+@pytest.mark.parametrize(
+    "batch", ["torch.randn(x.size(0), 3)", "torch.rand(len(x))", "x[random.randint(0, 5)]", "p.sample()"]
+)
+def test_random_numbers_without_the_size_of_a_batch(batch: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"for i in range(9):\n    model({batch})\n")
+    assert loop_argument([Frame(str(file), 2, "<module>")], None) is None
+
+
 def test_loop_of_a_function_whose_parameter_is_the_size(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("def fit(x, mb=64):\n    for i in range(0, 9, mb):\n        model(x)\nfit(x)\n")
