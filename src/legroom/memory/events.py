@@ -124,6 +124,10 @@ class Holder(NamedTuple):
 
     Clearing the variable does not free these bytes.
     """
+    unused_bytes: int = 0
+    """The part of `bytes` that no tensor in the container uses. The tensors are views, such as rows, of larger tensors,
+    which stay in memory as a whole.
+    """
 
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation

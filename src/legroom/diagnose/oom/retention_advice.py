@@ -52,6 +52,10 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
         ]
         if leak.kind == "tensor" and bytes_of(at_line) >= size * 0.5:
             fix = _on_host(leak.name)
+        if leak.kind == "tensor" and any(
+            stem_of(each.path) == stem_of(leak.name) and _has_views(each) for each in evidence.holders
+        ):
+            fix = _as_copies(leak.name)
         if owner is not None:
             size = owner.bytes
             name = owner.path.partition(" ")[0]
@@ -467,6 +471,9 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
             fix = f"{STORE_DETACHED} or numbers (`.item()`) in `{name}`, or clear the variable after use."
         if holder.bytes <= _bytes_of_copies(evidence) * 1.05:
             fix = _on_host(name)
+        if _has_views(holder):
+            fix = _as_copies(name)
+            freed = holder.unused_bytes
         yield Finding(
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
@@ -476,6 +483,18 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
             saves=freed,
         )
         return
+
+
+def _has_views(holder: Holder) -> bool:
+    return holder.unused_bytes >= holder.bytes * 0.5
+
+
+def _as_copies(name: str) -> str:
+    container = f"`{name}`"
+    return (
+        f"The tensors in {container} are parts of larger tensors (views), which stay in memory as a whole. Store copies "
+        "of the parts with `.clone()`."
+    )
 
 
 def _on_host(name: str) -> str:

@@ -133,8 +133,13 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
             "`torch.autograd.grad(…, create_graph=True)`."
         )
     if detected.how == "hook":
+        adds = (
+            f"Each step registers {name} again"
+            if detected.described == "function"
+            else f"Each step adds another function to {name}"
+        )
         return "LG110", (
-            f"Each step adds another function to {name}, and each function keeps its tensors alive. Register the function "
+            f"{adds}, and each function keeps its tensors alive. Register the function "
             "once, or remove it after use (`handle.remove()`)."
         )
     if detected.how == "thread":

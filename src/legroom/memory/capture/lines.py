@@ -323,8 +323,8 @@ def _decode_rare(row: list[Any]) -> Event:
         case ["o", time, *sizes, step, phase, module, frame, op, message]:
             where = (_integer(step), _PHASES[phase], _text(module), _frame(frame), _text(op), _text(message))
             return Oom._make((_time(time), *map(_integer, sizes), *where))
-        case ["h", path, size, count, frame, *shared] if len(shared) <= 1:
-            return Holder(_text(path), _integer(size), _integer(count), _frame(frame), *map(_integer, shared))
+        case ["h", path, size, count, frame, *parts] if len(parts) <= 2:
+            return Holder(_text(path), _integer(size), _integer(count), _frame(frame), *map(_integer, parts))
         case ["n", time, name, *values]:
             kind = _ANNOTATIONS[name]
             if not _REQUIRED[kind] <= len(values) <= len(_FIELDS[kind]):

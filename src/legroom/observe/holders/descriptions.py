@@ -122,7 +122,8 @@ class HolderPath(NamedTuple):
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
     callback: Callback | None = None
     """The user's function that a library stores in a container, such as a hook. If a thread retains the object, this
-    is the function that the thread runs.
+    is the function that the thread runs. If a variable of a function retains the object, this is the function, if it is
+    defined several times.
     """
     nested_functions: int = 0
     """The number of functions with the same code that refer to each other, as in `step = wrap(step)`."""

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from legroom.observe.source.loaded_modules import user_namespaces
 from legroom.observe.source.user_files import is_user_file
 
 _LEGROOM = __file__.rpartition("observe")[0]
+MAX_ITEMS = 10_000
+"""The maximum number of items of a container that are checked for views."""
 _COPIES_LOCALS = sys.version_info < (3, 13)
 
 
@@ -154,6 +157,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
                 by_variables.update(storages)
                 if isinstance(value, CONTAINERS):
                     containers.append((len(holders), storages))
+                    holder = holder._replace(unused_bytes=_unused_bytes(value, storages, measure))
                 holders.append(holder)
         value = None
         clear_locals_copy(user_frame, variables, is_library)
@@ -176,6 +180,22 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
         holders += guards
         by_variables.update(by_guards)
     return HolderSurvey(holders, by_variables, by_calls, lines, backward_line, retained.saved)
+
+
+def _unused_bytes(container: Any, storages: dict[int, int], measure: Measure) -> int:
+    """Return the size of the parts of storages outside of the tensors in a container, which are views."""
+    used: Counter[int] = Counter()
+    items, seen = [container], 0
+    while items and seen < MAX_ITEMS:
+        item = items.pop()
+        seen += 1
+        if isinstance(item, torch.Tensor):
+            measured = measure(item)
+            if measured is not None:
+                used[measured[0]] += item.numel() * item.element_size()
+        elif type(item) in CONTAINERS:
+            items += item.values() if isinstance(item, dict) else item
+    return 0 if items else sum(max(size - used[key], 0) for key, size in storages.items() if key in used)
 
 
 def _tensors_with_graphs() -> list[torch.Tensor]:

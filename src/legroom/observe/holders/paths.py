@@ -40,8 +40,11 @@ from legroom.observe.holders.python_names import (
 from legroom.observe.holders.retained_size import is_observer
 from legroom.observe.holders.variables import Root, Variables
 from legroom.observe.source.files import built_at, function_at
+from legroom.observe.source.passing_calls import Callback
 from legroom.observe.source.user_files import is_user_file
 
+MIN_FUNCTIONS = 6
+"""The number of functions with the same code that shows that the program may define a function in each iteration."""
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
 MAX_MODULE_LEVELS = 12
@@ -252,6 +255,8 @@ class _Search:
         path = describe_path(root, chain, self._created_in)
         if not chain:
             return path
+        if root.how == "closure" and path.callback is None and isinstance(item, FunctionType):
+            path = path._replace(callback=_repeated_function(item))
         others = self._variables.others(root, chain[0])
         return path._replace(
             aliases=tuple(
@@ -365,6 +370,13 @@ def _closure(function: FunctionType, child: Any, grandchild: Any) -> Root | None
         keyword = key_of(child, grandchild)
         return root(keyword) if keyword is not None else None
     return None
+
+
+def _repeated_function(function: FunctionType) -> Callback | None:
+    """Return the function if several functions with the same code are alive, as if each iteration registers a hook."""
+    code = function.__code__
+    alive = sum(isinstance(each, FunctionType) for each in gc.get_referrers(code))
+    return Callback(code.co_name, code.co_filename, code.co_firstlineno) if alive >= MIN_FUNCTIONS else None
 
 
 def _is_closure(item: Any) -> bool:

@@ -125,6 +125,9 @@ CATALOGUE = {
         "해제되지 않습니다. 나중의 backward pass에 gradient의 graph가 필요 없으면 `create_graph=True`를 지우세요. 필요하면 "
         "`torch.autograd.grad(…, create_graph=True)`를 쓰세요."
     ),
+    "Each step registers {owner:term} again, and each function keeps its tensors alive. Register the function once, or remove it after use (`handle.remove()`).": (
+        "step마다 {owner} 함수를 다시 등록하고, 함수마다 tensor가 함께 남습니다. 함수를 한 번만 등록하거나, 다 쓴 뒤에 제거하세요(`handle.remove()`)."
+    ),
     "Each step adds another function to {owner:term}, and each function keeps its tensors alive. Register the function once, or remove it after use (`handle.remove()`).": (
         "step마다 {owner}에 함수가 하나씩 더해지고, 함수마다 tensor가 함께 남습니다. 함수를 한 번만 등록하거나, 다 쓴 뒤에 제거하세요(`handle.remove()`)."
     ),
@@ -250,6 +253,9 @@ CATALOGUE = {
     ),
     "If no later backward pass uses `{name}`, compute it in `with torch.no_grad():`, or store `.detach()` of each result.": (
         "나중의 backward pass가 `{name}`을 쓰지 않는다면 `with torch.no_grad():` 안에서 계산하거나, 각 결과의 `.detach()`를 저장하세요."
+    ),
+    "The tensors in {container:term} are parts of larger tensors (views), which stay in memory as a whole. Store copies of the parts with `.clone()`.": (
+        "{container}의 tensor는 더 큰 tensor의 일부(view)라서 큰 tensor 전체가 메모리에 남습니다. `.clone()`으로 일부만 복사해 저장하세요."
     ),
     "Keep only one copy of the weights on the device: move a model or its state to the host (`.cpu()`) before it is stored in `{name}`, or save it to a file. For a state dict, call `.cpu()` on each tensor.": (
         "가중치는 GPU에 하나만 두세요. 모델이나 state를 `{name}`에 넣기 전에 host로 옮기거나(`.cpu()`) 파일에 저장하세요. state dict이면 tensor마다 "

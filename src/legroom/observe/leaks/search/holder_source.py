@@ -206,11 +206,18 @@ def as_traced(path: HolderPath) -> HolderPath:
 def _registered(path: HolderPath, callback: Callback) -> tuple[HolderPath, NameUsage] | None:
     """Return the calls that register the callback, or that start the thread."""
     is_thread = path.how == "thread"
-    if path.how not in ("thread", "hook") and is_user_file(path.file or "<user>"):
+    if path.how not in ("thread", "hook", "closure") and is_user_file(path.file or "<user>"):
         return None  # a container of the user's code inside the callback
-    statements = find_registrations(callback, tuple(user_files()))
+    files = tuple(user_files())
+    statements = find_registrations(callback, files)
+    if path.how == "closure":
+        # One function that collects tensors, or a function that is registered again and again?
+        repeated = calls_in(files).repeated
+        statements = tuple(each for each in statements if each.function in repeated)
     if not statements:
         return None
+    if path.how == "closure":
+        path = path._replace(name=callback.name, described="function")
     shown = path._replace(how=path.how if is_thread else "hook", is_mapping=False, inside_bounded=False)
     return shown, storing_lines.NO_USAGE._replace(statements=statements)
 

@@ -99,11 +99,7 @@ def check(program: Program) -> Iterator[Problem]:
                 help="Register the hook once before the loop, or remove it with `handle.remove()`",
             )
         elif _is_registered_per_call(program, call):
-            yield Problem(
-                node=call.node,
-                message=f"Each call to `{_called_name(call.function)}` registers another hook, which is never removed",
-                help="Register the hook once, or remove it with `handle.remove()` before the function returns",
-            )
+            yield _registered_again(call)
     for added in program.stores:
         if not is_hook(program, added.function) or not _adds(program, added):
             continue
@@ -133,6 +129,11 @@ def check(program: Program) -> Iterator[Problem]:
             )
         ):
             continue  # results of one function that removes its hook
+        registration = _registration_in(program, owner, store.function)
+        if registration is not None and owner is not None and owner.owns(store.target):
+            if not _is_registered_per_call(program, registration):  # otherwise already reported
+                yield _registered_again(registration)
+            continue
         begins_later = program.span(store.expression)[0][0] > program.span(store.node)[0][0]
         yield Problem(
             node=store.node if begins_later else store.expression,
@@ -146,6 +147,33 @@ def check(program: Program) -> Iterator[Problem]:
             else (),
             safe=False,
         )
+
+
+def _registered_again(call: CallFact) -> Problem:
+    return Problem(
+        node=call.node,
+        message=f"Each call to `{_called_name(call.function)}` registers another hook, which is never removed",
+        help="Register the hook once, or remove it with `handle.remove()` before the function returns",
+    )
+
+
+def _registration_in(program: Program, owner: Function | None, hook: Function) -> CallFact | None:
+    """Return the call in `owner` that registers the hook, if `owner` is called to run the model once."""
+    if owner is None or not any(site.caller is not program.top for site in owner.call_sites):
+        return None
+    for call in program.calls:
+        given = call.node.args[0].value if call.node.args else None
+        if (
+            call.method in _REGISTERING
+            and call.function is owner
+            and given is not None
+            and dotted(given) == hook.name
+            and _is_kept(program, call)
+            and _runs_model_after(program, owner, call.order)
+            and not _has_steps(program, owner)
+        ):
+            return call
+    return None
 
 
 def _in_container(program: Program, store: StoreFact) -> StoreFact:
