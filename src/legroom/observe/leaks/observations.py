@@ -62,8 +62,9 @@ class Observations:
         self.views: dict[int, int] = {}
         """Maps the `id` of a tensor in `accumulated` to the `id` of the tensor in `accumulated_sizes` with the same
         storage."""
-        self.accumulates_on_host = False
-        """Whether all accumulated tensors are on the host, although the program also has tensors on a device."""
+        self.on_host: frozenset[int] = frozenset()
+        """The `id`s of the tensors in `accumulated` that are on the host, if the program also has tensors on a device."""
+        self.on_device: frozenset[int] = frozenset()
         self.with_graph: frozenset[int] = frozenset()
         """The `id`s of the tensors in `accumulated` that have a graph."""
         self.nodes_of_iteration = 0

@@ -207,9 +207,10 @@ class ScanWindow:
             sample = [tensor for generation in generations[1:] for tensor in _sample(generation)]
             views = other_views(tensors, sample)
             chosen = [*sample, *(view for view, _ in views)]
-            on_host = not any(map(self._on_device, sample))
             seen.accumulated = _weak(chosen)
-            seen.accumulates_on_host = on_host and any(map(self._on_device, tensors))
+            if any(map(self._on_device, tensors)):
+                seen.on_device = frozenset(id(tensor) for tensor in chosen if self._on_device(tensor))
+                seen.on_host = frozenset(map(id, chosen)) - seen.on_device
             seen.accumulated_sizes = {id(tensor): bytes_of(tensor) for tensor in generations[1]}
             seen.iterations_between = between
             seen.views = {id(view): found for view, found in views}

@@ -119,8 +119,6 @@ class WindowSearch:
         held = holders.find(seen.accumulated, seen.created_in, min_length=min_length)
         found = [each for each in held if each.path.how != "unknown" and not is_temporary(each)]
         found = [each for each in found if not is_collectable(each)]
-        if seen.accumulates_on_host and _is_negligible_on_host(seen):
-            return []
         if not self._iterations.trains:
             found = [each for each in found if not is_prepared_for_training(each)]
         if self._iterations.by_model_calls:
@@ -134,16 +132,20 @@ class WindowSearch:
         suspects: list[Suspect] = []
         for each in found:
             sizes = seen.accumulated_sizes
-            if len(found) > 1:  # count only the tensors in each holder
-                within = {each.target, *each.path.contents}
-                within |= {found for view, found in seen.views.items() if view in within}
+            within = {each.target, *each.path.contents}
+            within |= {found for view, found in seen.views.items() if view in within}
+            on_device = seen.on_device & within if each.target in each.path.contents else seen.on_device
+            on_host = bool(seen.on_host) and not on_device
+            if len(found) > 1 or on_host:  # count only the tensors in each holder
                 sizes = {key: size for key, size in sizes.items() if key in within}
+            if on_host and _is_negligible_on_host(sizes.values(), seen.iterations_between):
+                continue
             has_graph = each.target in seen.with_graph
             made = make_suspects(
                 each, kind="graph" if has_graph else "tensor", step=seen.iteration, steps=seen.scans - 1,
                 bytes_per_step=sum(sizes.values()) // seen.iterations_between, nodes_per_step=seen.nodes_of_iteration if has_graph else 0,
                 storages_per_step=max(len(sizes) // seen.iterations_between, 1), evaluation=not self._iterations.trains,
-                on_host=seen.accumulates_on_host,
+                on_host=on_host,
             )  # fmt: skip
             if seen.renews:  # the loop frees each tensor, but creates more tensors instead
                 made = (one._replace(retained=None) for one in made)
@@ -220,8 +222,7 @@ def _retained_by(holder: FoundHolder, seen: Observations) -> tuple[int, int]:
     return len({node for part in parts for node in part.nodes}), sum(storages.values())
 
 
-def _is_negligible_on_host(seen: Observations) -> bool:
+def _is_negligible_on_host(sizes: Collection[int], iterations: int) -> bool:
     """Return whether the tensors added on the host are negligible: each is a single number, or they add only a few
     bytes per iteration."""
-    sizes = seen.accumulated_sizes.values()
-    return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * seen.iterations_between
+    return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * iterations
