@@ -57,16 +57,17 @@ class SteadyGrowth:
         by_first_scan: Mapping[int, list[torch.Tensor]],
         tensors: Collection[torch.Tensor] = (),
     ) -> None:
-        """Record the live storages of a scan, and choose the survivors whose holders a search will find. If some
-        storages are on a device, storages on the host are ignored. `tensors` contains all live tensors, including
-        several views of the same storage.
+        """Record the live storages of a scan, and choose the survivors whose holders a search will find. If storages that
+        were first seen in different scans are on a device, storages on the host are ignored. `tensors` contains all live
+        tensors, including several views of the same storage.
         """
         relevant = {
             first: [each for each in tensors if self._on_device(each)]
             for first, tensors in by_first_scan.items()
         }
         self.is_on_host = False
-        if not any(relevant.values()) and self._iterations.trains:
+        survivors = [first for first, found in relevant.items() if first > 1 and found]
+        if len(survivors) < 2 and self._iterations.trains:
             relevant = {
                 first: [each for each in tensors if bytes_of(each) > NUMBER_BYTES]
                 for first, tensors in by_first_scan.items()
