@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.optimizer_state_does_not_fit,
     saving_advice.double_precision,
     saving_advice.attention_weights,
+    saving_advice.one_hot_vectors,
     saving_advice.longer_sample,
     saving_advice.smaller_batch,
     saving_advice.autocast,

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnose.oom.batch_change import choose_setting
@@ -453,7 +453,12 @@ class Evidence:
         """
         if not self.trains or self.steps:
             return 0
-        started = {each.module for each in self.live(Category.ACTIVATION)} | {self.oom.module, ""}
+        call = max((each.started for each in self.model_calls), default=inf)
+        results = [each for each in self.live(Category.RESULT, Category.TEMPORARY) if each.time >= call]
+        started = {each.module for each in (*self.live(Category.ACTIVATION), *results)} | {
+            self.oom.module,
+            "",
+        }
         sizes: dict[tuple[str, str], int] = {}
         for each in self.allocations():
             if each.module not in started and each.category in (Category.RESULT, Category.TEMPORARY):

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from legroom.diagnose.oom.batch_change import BatchChange, evaluation_setting, smaller_setting
-from legroom.diagnose.oom.evidence import Evidence, bytes_of, constructor, in_whole_pass, location
+from legroom.diagnose.oom.evidence import (
+    Evidence,
+    bytes_of,
+    constructor,
+    heaviest_frame,
+    in_whole_pass,
+    location,
+)
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
 from legroom.memory.allocator.settings import LARGE_SEGMENT
@@ -20,7 +27,7 @@ from legroom.memory.events import Alloc, Oom
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.cells import short_location
 from legroom.observe.source.files import matches
-from legroom.observe.source.operations import attention_at, float64_lines
+from legroom.observe.source.operations import attention_at, creates_one_hot, float64_lines
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
@@ -38,7 +45,7 @@ OUTLIER = 4
 
 def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
-    if oom.requested <= evidence.budget:
+    if oom.requested <= evidence.budget or (oom.frame is not None and creates_one_hot(oom.frame)):
         return
     smaller = "compute the result in chunks or reduce the batch size"
     if evidence.is_single_sample:
@@ -597,8 +604,9 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
             code="LG616",
             message=f"The attention scores of all pairs of positions use {format_size(size)}.",
             fix="Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not "
-            "store the scores, for `q`, `k` and `v` of the shape (batch, heads, length, size). The scores grow with the "
-            "square of the length.",
+            "store the scores, for `q`, `k` and `v` of the shape (batch, heads, length, size)."
+            + (" Pass a mask as `attn_mask`, and dropout as `dropout_p`." if attention.has_options else "")
+            + " The scores grow with the square of the length.",
             file=frame.file,
             line=min(attention.softmax_lines),
             bytes=size,
@@ -631,6 +639,27 @@ def largest_line(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def one_hot_vectors(evidence: Evidence) -> Iterator[Finding]:
+    """Suggest an embedding instead of one-hot vectors that use much of the memory."""
+    oom = evidence.oom
+    kinds = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
+    found = [each for each in evidence.live(*kinds) if each.frame is not None and creates_one_hot(each.frame)]
+    failed = oom.frame is not None and creates_one_hot(oom.frame)
+    size = bytes_of(found) + oom.requested * failed
+    if size < (oom.allocated + oom.requested) * 0.3:
+        return
+    yield Finding(
+        code="LG617",
+        message=f"One-hot vectors use {format_size(size)}.",
+        fix="Pass the indices to `torch.nn.Embedding`, which replaces the one-hot vectors and the linear layer that "
+        "multiplies them. As the target of a loss, pass the indices.",
+        **location(oom.frame if failed else heaviest_frame(found)),
+        bytes=size,
+        saves=size,
+        evidence={"saves_in_pass": in_whole_pass(size, evidence.step_progress)},
+    )
+
+
 def double_precision(evidence: Evidence) -> Iterator[Finding]:
     """Suggest float32 for a model in float64, which often comes from NumPy's default."""
     calls = [each for each in evidence.model_calls if each.dtype]
@@ -641,7 +670,10 @@ def double_precision(evidence: Evidence) -> Iterator[Finding]:
     fix = "Convert the model and its inputs to float32 (`.float()`). NumPy arrays are float64 by default."
     if places:
         names = " and ".join(short_location(each.file, each.line) for each in places[:3])
-        fix = f"Use float32 for the model and its inputs. Change {names}{', and others' * (len(places) > 3)}."
+        fix = (
+            f"Use float32 for the model and its inputs. Change {names}{', and others' * (len(places) > 3)}. Convert inputs "
+            "that are still float64, such as NumPy arrays, with `.float()`."
+        )
     yield Finding(
         code="LG422",
         message=f"`{calls[-1].model}` computes in float64, which needs twice the memory of float32.",

@@ -92,7 +92,7 @@ class ModuleMarkers:
         """
         if not self._path or self._recomputes:
             return None
-        return self._known.progress(self._names, self._entered, self._last, self._pixels)
+        return self._known.progress(self._names, self._entered, self._last, self._pixels, self._path)
 
     def _activity(self) -> str:
         if self._recomputes:

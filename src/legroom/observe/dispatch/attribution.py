@@ -166,7 +166,9 @@ class ModuleStack(threading.local):
         root module, and if submodules are called repeatedly.
         """
         return (
-            self._known.progress(self._names, self._entered, self._last, self._pixels) if self.stack else None
+            self._known.progress(self._names, self._entered, self._last, self._pixels, self.path)
+            if self.stack
+            else None
         )
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -25,21 +25,26 @@ def pixels_of(args: tuple[Any, ...]) -> int:
     return 0 if images is None else math.prod(map(int, images.shape[2:]))
 
 
-def forward_progress(root: nn.Module, entered: int, last: int, pixels: int = 0) -> float | None:
+def forward_progress(
+    root: nn.Module, entered: int, last: int, pixels: int = 0, *, has_returned: bool = False
+) -> float | None:
     """Return the fraction of the outputs that exist while the module with the `id` `last` runs, including its output.
 
     `entered` is the number of submodules that were called. The layers must be called about in the order in which they
     are defined. Otherwise, the result is None. `pixels` is the size of one input image, or 0 if it is unknown.
+    `has_returned` means that the module has returned. After the last layer, the model then computes the loss itself.
     """
     modules = [module for name, module in root.named_modules() if name][:_MAX_MODULES]
     position = next((index for index, module in enumerate(modules) if id(module) == last), None)
     if position is None or abs(position + 1 - entered) > max(2, len(modules) // 4):
         return None
     sizes = _output_sizes(modules, _factor_of_functions(modules, pixels))
-    total = sum(sizes) + 2 * next(
-        (size for size in reversed(sizes) if size), 0.0
-    )  # the loss and its gradient
-    return sum(sizes[: position + 1]) / total if total else None
+    output = next((size for size in reversed(sizes) if size), 0.0)
+    total = sum(sizes) + 2 * output  # the loss and its gradient
+    done = sum(sizes[: position + 1])
+    if has_returned and not any(sizes[position + 1 :]):
+        done += output
+    return done / total if total else None
 
 
 def _output_sizes(modules: Sequence[nn.Module], factor: float) -> list[float]:

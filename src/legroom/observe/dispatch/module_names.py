@@ -39,18 +39,21 @@ class ModuleNames:
                 return names
         return self.below(module)
 
-    def progress(self, names: dict[int, str], entered: int, last: int, pixels: int = 0) -> float | None:
+    def progress(
+        self, names: dict[int, str], entered: int, last: int, pixels: int = 0, running: str = ""
+    ) -> float | None:
         """Return the approximate fraction of the forward pass that is complete. `names` are the submodules of the
         running root module, `entered` is the number of submodules that were called, and `last` is the `id` of the last
-        of them. `pixels` is the size of one input image, or 0 if it is unknown. The fraction is None if submodules are
-        called repeatedly.
+        of them. `pixels` is the size of one input image, or 0 if it is unknown. `running` is the path of the running
+        module. The fraction is None if submodules are called repeatedly.
         """
         counted = fraction_entered(entered, names)
         root = next((root() for root, known in self._roots.values() if known is names), None)
         if counted is None or root is None:
             return None
         try:
-            measured = forward_progress(root, entered, last, pixels)
+            has_returned = names.get(last, running) != running
+            measured = forward_progress(root, entered, last, pixels, has_returned=has_returned)
         except Exception:  # a module may define any attribute of a layer with another meaning
             measured = None
         # The number of modules does not include the loss.

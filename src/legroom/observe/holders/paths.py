@@ -43,7 +43,7 @@ from legroom.observe.source.files import built_at, function_at
 from legroom.observe.source.passing_calls import Callback
 from legroom.observe.source.user_files import is_user_file
 
-MIN_FUNCTIONS = 6
+MIN_FUNCTIONS = 4
 """The number of functions with the same code that shows that the program may define a function in each iteration."""
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12

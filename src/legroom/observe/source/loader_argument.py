@@ -144,7 +144,8 @@ def _sampled_sizes(scope: ast.AST) -> Iterator[ast.expr]:
     """Yield the number of random indices, such as `size` in `torch.randint(n, (size,))`, `rng.choice(n, size)`,
     `random.sample(data, size)` and `torch.randperm(n)[:size]`, and the number of random samples in `torch.rand(size, 3)`.
     """
-    indices, samples = [], []
+    indices: list[ast.expr | None] = []
+    samples: list[ast.expr | None] = []
     for node in ast.walk(scope):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             if node.slice.lower is None and called_name(node.value) in _PERMUTATIONS:
@@ -160,7 +161,7 @@ def _sampled_sizes(scope: ast.AST) -> Iterator[ast.expr]:
                 samples += [*named, *node.args[_SAMPLES[name] :]][:1]
     for value in (*indices, *samples):
         size = value.elts[0] if isinstance(value, ast.Tuple | ast.List) and value.elts else value
-        if is_positive_integer(size) or (isinstance(size, _READ) and key_name(size)):
+        if size is not None and (is_positive_integer(size) or (isinstance(size, _READ) and key_name(size))):
             yield size
 
 

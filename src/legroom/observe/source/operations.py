@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from legroom.memory.event_base import Frame
 from legroom.observe.source.files import find_function_at, tree_of
-from legroom.observe.source.syntax import called_name
+from legroom.observe.source.syntax import called_name, last_name
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
 _LOADERS = {"load", "load_file", "load_checkpoint"}
@@ -19,6 +19,8 @@ class Attention(NamedTuple):
 
     lines: range
     softmax_lines: frozenset[int]
+    has_options: bool = False
+    """Whether the function uses a mask or dropout."""
 
 
 def attention_at(frame: Frame) -> Attention | None:
@@ -35,7 +37,11 @@ def attention_at(frame: Frame) -> Attention | None:
         return None
     lines = (range(node.lineno, (node.end_lineno or 0) + 1) for node in softmax)
     first, last = getattr(function, "lineno", 0), getattr(function, "end_lineno", 0)
-    return Attention(range(first, last + 1), frozenset(line for each in lines for line in each))
+    names = {
+        last_name(node).lower() for node in ast.walk(function) if isinstance(node, ast.Name | ast.Attribute)
+    }
+    has_options = any(word in name for name in names for word in ("mask", "drop"))
+    return Attention(range(first, last + 1), frozenset(line for each in lines for line in each), has_options)
 
 
 def _contains_scores(node: ast.AST, assigned: dict[str, list[ast.expr]]) -> bool:
@@ -114,6 +120,16 @@ def loads_checkpoint(frame: Frame) -> bool:
             for node in ast.walk(statement)
         )
         and any(called_name(node) == "load_state_dict" for node in ast.walk(tree))
+    )
+
+
+def creates_one_hot(frame: Frame) -> bool:
+    """Return whether a line creates one-hot vectors, as in `F.one_hot(x, n)` and `torch.eye(n)[x]`."""
+    return any(
+        called_name(node) == "one_hot"
+        or (isinstance(node, ast.Subscript) and called_name(node.value) == "eye")
+        for statement in _statements_at(frame)
+        for node in ast.walk(statement)
     )
 
 

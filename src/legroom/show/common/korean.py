@@ -279,6 +279,9 @@ CATALOGUE = {
         "`{layer}`({kind})이 가중치의 {share}를 차지합니다. `sparse=True`와 `SGD`, `SparseAdam` 같은 optimizer를 쓰면 gradient가 batch의 행만큼만 메모리를 씁니다."
     ),
     "Use float32 for the model and its inputs. Change {places}.": "모델과 입력에 float32를 쓰세요. {places}를 고치세요.",
+    "Convert inputs that are still float64, such as NumPy arrays, with `.float()`.": (
+        "NumPy 배열처럼 아직 float64인 입력은 `.float()`로 바꾸세요."
+    ),
     # --- advice: less memory
     "Limit the size of the samples: truncate, crop or split them, or put samples of similar size into one batch.": (
         "샘플의 크기를 제한하세요. 자르거나 crop하거나 나누고, 크기가 비슷한 샘플끼리 batch를 만드세요."
@@ -295,6 +298,12 @@ CATALOGUE = {
     "A large sample determines the size of this batch, which uses {size:size}.": (
         "큰 샘플이 이 batch의 크기를 정하며, batch가 {size}를 씁니다."
     ),
+    "Pass a mask as `attn_mask`, and dropout as `dropout_p`.": "mask는 `attn_mask`로, dropout은 `dropout_p`로 넘기세요.",
+    "One-hot vectors use {size:size}.": "one-hot 벡터가 {size}를 차지합니다.",
+    "Pass the indices to `torch.nn.Embedding`, which replaces the one-hot vectors and the linear layer that multiplies them.": (
+        "one-hot 벡터와 그 벡터를 곱하는 linear layer 대신 `torch.nn.Embedding`에 index를 넘기세요."
+    ),
+    "As the target of a loss, pass the indices.": "loss의 target으로는 index를 그대로 넘기세요.",
     "The attention scores of all pairs of positions use {size:size}.": "모든 위치 쌍의 attention score가 {size}를 차지합니다.",
     "Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not store the scores, for `q`, `k` and `v` of the shape (batch, heads, length, size).": (
         "score를 저장하지 않는 `torch.nn.functional.scaled_dot_product_attention(q, k, v)`로 이 attention을 계산하세요. `q`, `k`, `v`의 shape은 "

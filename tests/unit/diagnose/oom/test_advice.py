@@ -427,6 +427,19 @@ def test_container_of_results_is_reported(make_run):
     assert "in `predictions`, or clear the variable after use." in finding.fix
 
 
+def test_container_of_views_is_reported_with_a_copy_as_the_fix(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.alloc(100, PARAMETER)
+    for _ in range(8):
+        run.alloc(100, TEMPORARY, line=50)
+    run.oom(200)
+    run.holder("pool (list, 8 items)", 800)
+    run.events[-1] = run.events[-1]._replace(unused_bytes=700 * MiB)
+    finding = run.advice()["LG105"]
+    assert (finding.saves, ".clone()" in finding.fix) == (700 * MiB, True)
+
+
 def test_container_is_not_reported_for_the_memory_that_the_loss_retains_as_well(training):
     training.phase = Phase.BACKWARD
     training.oom(100)
@@ -1636,6 +1649,26 @@ def forward(self, x):
 """
 
 
+@pytest.mark.parametrize(
+    ("vectors", "found"),
+    [("F.one_hot(x, 9).float()", True), ("torch.eye(9)[x]", True), ("self.embedding(x)", False)],
+)
+@pytest.mark.parametrize("failed_line", [3, 4])
+def test_one_hot_vectors_are_replaced_by_an_embedding(
+    make_run, tmp_path, monkeypatch, vectors, found, failed_line
+):
+    file = tmp_path / "model.py"
+    file.write_text(f"\ndef forward(self, x):\n    x = {vectors}\n    return self.linear(x)\n")
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(50, PARAMETER, line=1)
+    run.alloc(600, TEMPORARY, line=3)
+    run.oom(1200 if failed_line == 3 else 350, line=failed_line)
+    finding = next(iter(run.advice().values()))
+    assert ("torch.nn.Embedding" in finding.fix) is found
+    assert not found or finding.line == 3
+
+
 @pytest.mark.parametrize(("softmax", "found"), [("softmax", True), ("sigmoid", False)])
 @pytest.mark.parametrize("ops", [("aten.bmm", "aten._softmax"), ("", "")])  # a CUDA history has no operations
 def test_attention_that_stores_its_scores(make_run, tmp_path, monkeypatch, softmax, found, ops):
@@ -1652,6 +1685,18 @@ def test_attention_that_stores_its_scores(make_run, tmp_path, monkeypatch, softm
     assert (next(iter(advice)) == "LG616") is found
     if found:
         assert (advice["LG616"].line, advice["LG616"].saves) == (5, 1000 * MiB)
+
+
+@pytest.mark.parametrize("option", ["self.dropout(weights)", "weights.masked_fill(pad_mask, 0)", "weights"])
+def test_options_of_an_attention_that_stores_its_scores(make_run, tmp_path, monkeypatch, option):
+    file = tmp_path / "model.py"
+    file.write_text(ATTENTION.replace("weights @ v", f"{option} @ v"))
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(400, ACTIVATION, line=4)
+    run.alloc(400, ACTIVATION, line=5)
+    run.oom(200, line=6)
+    assert ("`attn_mask`" in run.advice()["LG616"].fix) == (option != "weights")
 
 
 def test_a_longer_sample_than_before_is_limited_if_the_batch_has_one_sample(make_run):

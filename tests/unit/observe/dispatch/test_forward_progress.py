@@ -17,6 +17,16 @@ def test_the_vocabulary_of_a_language_model_counts_at_the_end() -> None:
     assert progress_at(model, 1) == pytest.approx(20 / (20 + 3 * 900))
 
 
+def test_a_loss_inside_the_model_is_part_of_the_pass() -> None:
+    model = nn.Sequential(nn.Embedding(900, 10), nn.Linear(10, 900))
+    in_head, in_loss = (
+        forward_progress(model, 2, id(model[1]), has_returned=returned) for returned in (False, True)
+    )
+    assert in_head == pytest.approx(910 / (910 + 2 * 900))
+    assert in_loss == pytest.approx(1810 / (910 + 2 * 900))
+    assert forward_progress(model, 1, id(model[0]), has_returned=True) == pytest.approx(10 / (910 + 2 * 900))
+
+
 def test_layers_with_large_images_count_more() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.MaxPool2d(4), nn.Conv2d(16, 16, 3, stride=2), nn.ReLU())
     assert progress_at(model, 0) == pytest.approx(16 / (16 + 1 + 1 / 4 + 1 / 4 + 2 / 4))

@@ -52,6 +52,50 @@ def test_a_hook_that_each_step_registers_is_reported_at_the_line_that_registers_
     assert "layer.register_forward_hook(save)" in _line(leaks[0])
 
 
+class _Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, picture: Any) -> None:
+        self.extract(picture)
+
+    def extract(self, picture: Any) -> list[Any]:
+        found: list[Any] = []
+
+        def grab(module: nn.Module, args: Any, output: Any) -> None:
+            found.append(output)
+
+        for layer in self.model:
+            layer.register_forward_hook(grab)
+        self.model(picture)
+        return found
+
+
+def test_hooks_that_are_registered_again_are_reported_instead_of_their_lists() -> None:
+    features = _Features()
+    leaks = leaks_of(lambda step, loss, output: features(torch.randn(2, 4)), iterations=20)
+    assert {leak.how for leak in leaks} == {"hook"}
+    assert {leak.name for leak in leaks} == {"grab"}
+    assert "layer.register_forward_hook(grab)" in _line(leaks[0])
+
+
+def test_a_hook_that_is_registered_once_is_reported_at_the_line_that_stores_the_output() -> None:
+    found: list[Any] = []
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+
+    def hook_of(name: int) -> Any:
+        def grab(module: nn.Module, args: Any, output: Any) -> None:
+            found.append(output)
+
+        return grab
+
+    for position, layer in enumerate(model):
+        layer.register_forward_hook(hook_of(position))
+    leaks = leaks_of(lambda step, loss, output: model(torch.randn(2, 4)), iterations=20)
+    assert "found.append(output)" in _line(leaks[0])
+
+
 def _in_threads(start: Callable[[Any, threading.Event], None]) -> list[DetectedLeak]:
     done = threading.Event()
     before = set(threading.enumerate())
