@@ -28,6 +28,7 @@ from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Sink, discard
 from legroom.observe.children.captures import sink_of_this_process
+from legroom.observe.cuda_rules.attention import with_data
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.device_placement import HOST, INHERIT
@@ -166,7 +167,12 @@ class VirtualGPU:
             )
             entering.enter_context(installed)
         entering.enter_context(fake_tensors_report_device(self))
-        if self.fake_tensors is not None:
+        if self.fake_tensors is None:
+            fused_attention = with_data.installed(
+                lambda tensor: self.device_of(tensor) is not None, self.devices[0].spec
+            )
+            entering.enter_context(fused_attention)
+        else:
             entering.enter_context(self.fake_tensors.fake_modules())
             entering.enter_context(lazy_parameters_without_data())
         entering.enter_context(mode_in_callbacks(self._placement))

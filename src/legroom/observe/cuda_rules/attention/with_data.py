@@ -1,0 +1,123 @@
+"""Attention on a virtual GPU whose tensors have data: the values of the CPU kernel, and the memory of the CUDA kernel.
+
+On the CPU, attention with dropout stores matrices of queries × keys, but the fused kernels of CUDA do not. The CPU kernel
+therefore runs without being recorded. Only its result, and the tensors that a fused kernel saves, are recorded.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _disable_current_modes
+
+from legroom.gpus.catalog import GpuSpec
+from legroom.observe.cuda_rules.attention.kernel_choice import AttentionCall, Backend, choose
+from legroom.observe.cuda_rules.dispatcher import Overrides
+from legroom.observe.cuda_rules.versions import RULES_VERSION, minor_version
+
+_ROWS = 32
+"""The memory-efficient kernel saves one sum per row, for a multiple of this many rows."""
+
+
+@contextmanager
+def installed(is_on_device: Callable[[torch.Tensor], bool], gpu: GpuSpec) -> Iterator[None]:
+    """Within the block, `scaled_dot_product_attention` with dropout needs as much memory as the fused kernel that CUDA
+    selects on `gpu`, if any.
+    """
+    release = min(minor_version(version) for version in (torch.__version__, RULES_VERSION.torch))
+
+    def attend(
+        original: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Any:
+        call = AttentionCall(
+            query, key, value, attn_mask, dropout_p, is_causal, options.get("enable_gqa", False)
+        )
+        learns_mask = attn_mask is not None and attn_mask.requires_grad
+        # The gradients of one tensor would be added in another order than on the CPU.
+        are_different = len({id(query), id(key), id(value)}) == 3
+        is_plain = are_different and not learns_mask and query.dim() == 4 and not _is_transformed()
+        if not dropout_p or not is_plain or choose(call, gpu, release) is Backend.MATH:
+            return original.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+        def attend_on_cpu(query: Any, key: Any, value: Any) -> Any:
+            return original.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+        return _FusedAttention.apply(attend_on_cpu, call.needs_grad, query, key, value)  # type: ignore[no-untyped-call]
+
+    with Overrides(is_on_device) as overrides:
+        overrides.composite("scaled_dot_product_attention", attend)
+        yield
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Within the block, tensors are ordinary CPU tensors, and hooks of the program, such as those of checkpointing, do
+    not receive the saved tensors.
+    """
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
+    ):
+        yield
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _is_transformed() -> bool:
+    """Return whether a transform of `torch.func` is running. It rejects the autograd function below."""
+    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    return peek is not None and peek() is not None
+
+
+class _FusedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, attend_on_cpu: Any, needs_grad: bool, *inputs: torch.Tensor) -> torch.Tensor:
+        with _unrecorded(), torch.set_grad_enabled(needs_grad):
+            hidden = [each.detach().requires_grad_(each.requires_grad) for each in inputs]
+            result = attend_on_cpu(*hidden)
+        query = inputs[0]
+        output = _on_device_of(query, result)
+        if needs_grad:
+            ctx.hidden = hidden, result
+            rows = -(-query.shape[-2] // _ROWS) * _ROWS
+            sums = query.new_empty((*query.shape[:2], rows), dtype=torch.float32)
+            ctx.save_for_backward(*inputs, output, sums)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        inputs = ctx.saved_tensors[:3]
+        hidden, result = ctx.hidden
+        needed = [each for each in hidden if each.requires_grad]
+        with _unrecorded():
+            on_cpu = gradient.detach().clone()  # like `result`
+            found = iter(torch.autograd.grad(result, needed, on_cpu, retain_graph=True))
+        return (
+            None,
+            None,
+            *(
+                _on_device_of(each, next(found)) if own.requires_grad else None
+                for each, own in zip(inputs, hidden, strict=True)
+            ),
+        )
+
+
+def _on_device_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the values on the device of `tensor`. The strides are the same, so that later operations compute
+    the same results as on the CPU.
+    """
+    result = tensor.new_empty_strided(values.shape, values.stride())
+    return result.copy_(values.detach())
