@@ -27,7 +27,7 @@ from legroom.memory.events import Alloc, Oom
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.cells import short_location
 from legroom.observe.source.files import matches
-from legroom.observe.source.operations import attention_at, creates_one_hot, float64_lines
+from legroom.observe.source.operations import attention_at, compares_samples, creates_one_hot, float64_lines
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
@@ -472,6 +472,11 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     accumulate = ""
     if evidence.trains and has_batch_size:
         accumulate = " Accumulate gradients over several batches to keep the effective batch size."
+        if any(map(compares_samples, evidence.files)):
+            accumulate = (
+                " Accumulated gradients do not replace a larger batch here, because the loss compares the samples of a "
+                "batch."
+            )
     in_use = evidence.scaling_in_use
     kinds = _scaling_kinds(evidence)
     message = f"{kinds} use {format_size(in_use)}."

@@ -225,7 +225,11 @@ class RunReport:
         elif first.code == "LG613" and not self.command.is_launch:
             yield self.command.with_spilling().text, "with saved activations in host memory"
         elif first.code in ("LG401", "LG604") and "LG613" in codes and not self.command.is_launch:
-            yield self.command.with_spilling().text, "without changing the code, but slower"
+            may_fail = any(
+                each.code == "LG613" and each.evidence.get("may_not_suffice") for each in oom.advice
+            )
+            remark = "without changing the code, but slower"
+            yield self.command.with_spilling().text, "slower, may not be enough" if may_fail else remark
             yield self.command.text, "after changing the code"
         else:
             yield self._after_changes(first)

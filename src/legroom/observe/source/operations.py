@@ -133,6 +133,31 @@ def creates_one_hot(frame: Frame) -> bool:
     )
 
 
+def compares_samples(file: str) -> bool:
+    """Return whether a file computes the similarities of all samples of a batch, as for a contrastive loss: `z @ z.T`, or
+    classes that count the samples (`labels = torch.arange(n)`).
+    """
+    tree = tree_of(file)
+    return any(map(_compares_samples, ast.walk(tree) if tree is not None else ()))
+
+
+def _compares_samples(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assign):
+        names = " ".join(last_name(target).lower() for target in node.targets)
+        counts = any(called_name(part) == "arange" for part in ast.walk(node.value))
+        return counts and ("label" in names or "target" in names)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        left, right = node.left, node.right
+    elif called_name(node) in ("mm", "matmul") and isinstance(node, ast.Call) and len(node.args) == 2:
+        left, right = node.args
+    else:
+        return False
+    if called_name(right) == "t" and isinstance(right, ast.Call) and isinstance(right.func, ast.Attribute):
+        right = right.func
+    is_transposed = isinstance(right, ast.Attribute) and right.attr in ("t", "T")
+    return is_transposed and ast.dump(left) == ast.dump(right.value)  # type: ignore[attr-defined]
+
+
 def float64_lines(file: str) -> list[int]:
     """Return the lines that convert to float64 explicitly, such as `model.double()` and `dtype=torch.float64`."""
     tree = tree_of(file)

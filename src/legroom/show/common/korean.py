@@ -86,6 +86,7 @@ CATALOGUE = {
     "find the largest batch size": "가능한 가장 큰 batch size 찾기",
     "with less fragmentation": "단편화를 줄여서",
     "without changing the code, but slower": "코드를 고치지 않고, 더 느림",
+    "slower, may not be enough": "더 느리고, 부족할 수 있음",
     "after changing the code": "코드를 고친 후",
     "with a smaller batch size, after changing the code": "코드를 고친 후 더 작은 batch size로",
     "the complete report": "전체 리포트",
@@ -299,6 +300,9 @@ CATALOGUE = {
         "큰 샘플이 이 batch의 크기를 정하며, batch가 {size}를 씁니다."
     ),
     "Pass a mask as `attn_mask`, and dropout as `dropout_p`.": "mask는 `attn_mask`로, dropout은 `dropout_p`로 넘기세요.",
+    "Accumulated gradients do not replace a larger batch here, because the loss compares the samples of a batch.": (
+        "loss가 batch 안의 샘플을 서로 비교하므로, gradient를 누적해도 큰 batch와 같지 않습니다."
+    ),
     "One-hot vectors use {size:size}.": "one-hot 벡터가 {size}를 차지합니다.",
     "Pass the indices to `torch.nn.Embedding`, which replaces the one-hot vectors and the linear layer that multiplies them.": (
         "one-hot 벡터와 그 벡터를 곱하는 linear layer 대신 `torch.nn.Embedding`에 index를 넘기세요."

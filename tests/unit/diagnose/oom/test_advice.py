@@ -1650,6 +1650,37 @@ def forward(self, x):
 
 
 @pytest.mark.parametrize(
+    ("statement", "compares"),
+    [
+        ("sim = z @ z.t() / tau", True),
+        ("sim = z @ z.T", True),
+        ("sim = torch.matmul(z, z.t())", True),
+        ("labels = torch.arange(len(z), device=z.device)", True),
+        ("scores = q @ k.T", False),
+        ("scores = x @ x.transpose(-2, -1)", False),
+        ("positions = torch.arange(n)", False),
+    ],
+)
+def test_gradients_are_not_accumulated_for_a_loss_that_compares_the_samples(
+    make_run, tmp_path, monkeypatch, statement, compares
+):
+    file = tmp_path / "model.py"
+    file.write_text(f"def loss(z):\n    {statement}\n")
+    monkeypatch.setattr("example_runs.TRAIN", str(file))
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(800, ACTIVATION)
+    run.phase = Phase.BACKWARD
+    run.oom(200)
+    run.source({1: "def loss(z):"})
+    fix = run.advice()["LG603"].fix
+    assert ("Accumulated gradients do not replace" in fix, "Accumulate gradients" in fix) == (
+        compares,
+        not compares,
+    )
+
+
+@pytest.mark.parametrize(
     ("vectors", "found"),
     [("F.one_hot(x, 9).float()", True), ("torch.eye(9)[x]", True), ("self.embedding(x)", False)],
 )
