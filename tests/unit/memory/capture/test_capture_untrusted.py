@@ -87,7 +87,7 @@ def test_valid_lines_are_read(tmp_path: Path) -> None:
         ["h", "losses", 0, 0, [1]],
         ["h", 3, 0, 0, None],
         ["h", "losses", 0, 0, None, "1"],
-        ["h", "losses", 0, 0, None, 1, 1],
+        ["h", "losses", 0, 0, None, 1, 1, 1],
         ["n", 5, "GapEnded", None],
         ["n", "5", "GapEnded"],
         ["n", 5, "Unknown"],
