@@ -157,7 +157,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
                 by_variables.update(storages)
                 if isinstance(value, CONTAINERS):
                     containers.append((len(holders), storages))
-                    holder = holder._replace(unused_bytes=_unused_bytes(value, storages, measure))
+                    holder = holder._replace(unused_bytes=_unused_bytes(value, measure))
                 holders.append(holder)
         value = None
         clear_locals_copy(user_frame, variables, is_library)
@@ -182,20 +182,23 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, every_holder: b
     return HolderSurvey(holders, by_variables, by_calls, lines, backward_line, retained.saved)
 
 
-def _unused_bytes(container: Any, storages: dict[int, int], measure: Measure) -> int:
+def _unused_bytes(container: Any, measure: Measure) -> int:
     """Return the size of the parts of storages outside of the tensors in a container, which are views."""
     used: Counter[int] = Counter()
+    sizes: dict[int, int] = {}
     items, seen = [container], 0
     while items and seen < MAX_ITEMS:
         item = items.pop()
         seen += 1
         if isinstance(item, torch.Tensor):
-            measured = measure(item)
-            if measured is not None:
-                used[measured[0]] += item.numel() * item.element_size()
+            with contextlib.suppress(Exception):  # a tensor of a finished `torch.func` transform is invalid
+                measured = measure(item)
+                if measured is not None:
+                    used[measured[0]] += item.numel() * item.element_size()
+                    sizes[measured[0]] = item.untyped_storage().nbytes()  # without the rounding of the allocator
         elif type(item) in CONTAINERS:
             items += item.values() if isinstance(item, dict) else item
-    return 0 if items else sum(max(size - used[key], 0) for key, size in storages.items() if key in used)
+    return 0 if items else sum(max(size - used[key], 0) for key, size in sizes.items())
 
 
 def _tensors_with_graphs() -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from legroom.memory.event_base import Frame
-from legroom.observe.source.files import find_function_at, tree_of
+from legroom.observe.source.files import FUNCTIONS, find_function_at, tree_of
 from legroom.observe.source.syntax import called_name, last_name
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "cdist", "linear"}
@@ -138,14 +138,22 @@ def compares_samples(file: str) -> bool:
     classes that count the samples (`labels = torch.arange(n)`).
     """
     tree = tree_of(file)
-    return any(map(_compares_samples, ast.walk(tree) if tree is not None else ()))
+    nodes = list(ast.walk(tree)) if tree is not None else []
+    functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
+    return any(map(_multiplies_itself, nodes)) or any(
+        any(map(_counts_samples, ast.walk(function))) and any(_products(function)) for function in functions
+    )
 
 
-def _compares_samples(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assign):
-        names = " ".join(last_name(target).lower() for target in node.targets)
-        counts = any(called_name(part) == "arange" for part in ast.walk(node.value))
-        return counts and ("label" in names or "target" in names)
+def _counts_samples(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Assign):
+        return False
+    names = " ".join(last_name(target).lower() for target in node.targets)
+    counts = any(called_name(part) == "arange" for part in ast.walk(node.value))
+    return counts and ("label" in names or "target" in names)
+
+
+def _multiplies_itself(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         left, right = node.left, node.right
     elif called_name(node) in ("mm", "matmul") and isinstance(node, ast.Call) and len(node.args) == 2:

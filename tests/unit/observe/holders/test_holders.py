@@ -83,6 +83,26 @@ def test_inputs_of_a_checkpointed_block_are_attributed_to_its_output() -> None:
     assert out.bytes >= 2 * 8 * 4 * 4
 
 
+def test_views_in_a_container_leave_parts_of_their_storages_unused() -> None:
+    events: list[Event] = []
+
+    def train() -> None:
+        views = [torch.ones(64, 4096, device="cuda")[0] for _ in range(3)]
+        copies = [torch.ones(64, 4096, device="cuda")[0].clone() for _ in range(3)]
+        numbers = [torch.ones((), device="cuda") for _ in range(3)]
+        halves = list(torch.ones(2, 4096, device="cuda"))
+        gpu.fail_allocation(1)
+        torch.ones(9, device="cuda")
+        assert views, (copies, numbers, halves)
+
+    with VirtualGPU("64MiB", sink=events.append) as gpu, pytest.raises(torch.OutOfMemoryError):
+        train()
+    held, _ = held_at_failure(events)
+    unused = {path.partition(" ")[0]: each.unused_bytes for path, each in held.items()}
+    assert unused["views"] == 3 * 63 * 4096 * 4
+    assert (unused["copies"], unused["numbers"], unused["halves"]) == (0, 0, 0)
+
+
 @reads_graphs
 def test_memory_that_a_container_shares_with_the_graph_of_the_loss_is_counted() -> None:
     events: list[Event] = []

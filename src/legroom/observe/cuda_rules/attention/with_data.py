@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils import _python_dispatch
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.attention.kernel_choice import AttentionCall, Backend, choose
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.versions import RULES_VERSION, minor_version
 
+_disable_modes: Any = getattr(_python_dispatch, "_disable_current_modes", None)
+"""A private function of torch. If this version of torch lacks it, attention follows the CPU."""
 _ROWS = 32
 """The memory-efficient kernel saves one sum per row, for a multiple of this many rows."""
 
@@ -54,7 +56,8 @@ def installed(is_on_device: Callable[[torch.Tensor], bool], gpu: GpuSpec) -> Ite
         return _FusedAttention.apply(attend_on_cpu, call.needs_grad, query, key, value)  # type: ignore[no-untyped-call]
 
     with Overrides(is_on_device) as overrides:
-        overrides.composite("scaled_dot_product_attention", attend)
+        if _disable_modes is not None:
+            overrides.composite("scaled_dot_product_attention", attend)
         yield
 
 
@@ -64,7 +67,7 @@ def _unrecorded() -> Iterator[None]:
     not receive the saved tensors.
     """
     with (
-        _disable_current_modes(),
+        _disable_modes(),
         torch._C.DisableTorchFunction(),
         torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
     ):
