@@ -195,7 +195,9 @@ def _unused_bytes(container: Any, measure: Measure) -> int:
                 measured = measure(item)
                 if measured is not None:
                     used[measured[0]] += item.numel() * item.element_size()
-                    sizes[measured[0]] = item.untyped_storage().nbytes()  # without the rounding of the allocator
+                    sizes[measured[0]] = (
+                        item.untyped_storage().nbytes()
+                    )  # without the rounding of the allocator
         elif type(item) in CONTAINERS:
             items += item.values() if isinstance(item, dict) else item
     return 0 if items else sum(max(size - used[key], 0) for key, size in sizes.items())

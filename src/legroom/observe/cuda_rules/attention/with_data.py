@@ -88,10 +88,11 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, attend_on_cpu: Any, needs_grad: bool, *inputs: torch.Tensor) -> torch.Tensor:
         with _unrecorded(), torch.set_grad_enabled(needs_grad):
-            hidden = [each.detach().requires_grad_(each.requires_grad) for each in inputs]
+            # Copies: the inputs themselves are freed after the backward pass, even if the graph stays alive.
+            hidden = [_copied(each, each).requires_grad_(each.requires_grad) for each in inputs]
             result = attend_on_cpu(*hidden)
         query = inputs[0]
-        output = _on_device_of(query, result)
+        output = _copied(result, query)
         if needs_grad:
             ctx.hidden = hidden, result
             rows = -(-query.shape[-2] // _ROWS) * _ROWS
@@ -106,21 +107,23 @@ class _FusedAttention(torch.autograd.Function):
         hidden, result = ctx.hidden
         needed = [each for each in hidden if each.requires_grad]
         with _unrecorded():
-            on_cpu = gradient.detach().clone()  # like `result`
+            on_cpu = gradient.clone()  # like `result`
             found = iter(torch.autograd.grad(result, needed, on_cpu, retain_graph=True))
         return (
             None,
             None,
             *(
-                _on_device_of(each, next(found)) if own.requires_grad else None
+                _copied(next(found), each) if own.requires_grad else None
                 for each, own in zip(inputs, hidden, strict=True)
             ),
         )
 
 
-def _on_device_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the values on the device of `tensor`. The strides are the same, so that later operations compute
-    the same results as on the CPU.
+def _copied(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the values on the device of `like`. The strides are the same, so that later operations compute
+    the same results as with the original.
     """
-    result = tensor.new_empty_strided(values.shape, values.stride())
-    return result.copy_(values.detach())
+    values = values.detach()
+    if 0 in values.stride():
+        return values.clone()
+    return like.new_empty_strided(values.shape, values.stride()).copy_(values)

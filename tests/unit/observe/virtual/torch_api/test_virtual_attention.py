@@ -84,6 +84,26 @@ def test_a_layer_trains_like_on_the_cpu() -> None:
         assert torch.cuda.max_memory_allocated() < 4 * MiB  # the scores would need 3 MiB several times
 
 
+def test_the_inputs_are_freed_after_the_backward_pass_while_the_result_is_alive() -> None:
+    with VirtualGPU("1GiB"):
+        leaves = _inputs("cuda")
+        result = _attend(*[each * 2 for each in leaves])
+        result.sum().backward()
+        held = result, *leaves, *(each.grad for each in leaves)
+        assert torch.cuda.memory_allocated() == sum(each.nbytes for each in held)
+
+
+def test_expanded_inputs() -> None:
+    query, key, value = _inputs("cpu", 8)
+    expected = _attend(query, key[:, :1].expand_as(key), value)
+    with VirtualGPU("1GiB"):
+        query, key, value = _inputs("cuda", 8)
+        result = _attend(query, key[:, :1].expand_as(key), value)
+        assert torch.equal(result.cpu(), expected)
+        result.sum().backward()
+        assert key.grad.shape == key.shape
+
+
 def test_the_math_kernel_counts_the_scores() -> None:
     with VirtualGPU("1GiB"), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         _attend(*_inputs("cuda"))
