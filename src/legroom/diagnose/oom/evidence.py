@@ -283,11 +283,11 @@ class Evidence:
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
         transient = self.live_bytes(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
-        transient += self._bytes_of_copies
+        transient += self._bytes_of_late_parameters
         return min(max(leak.bytes, min(max(retained, default=0), transient)), self.oom.allocated)
 
     @cached_property
-    def _bytes_of_copies(self) -> int:
+    def _bytes_of_late_parameters(self) -> int:
         """The size of the parameters that were created after the first step, such as copies of the weights."""
         return bytes_of([each for each in self.live(Category.PARAMETER) if each.step > 0])
 
@@ -301,8 +301,8 @@ class Evidence:
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
         trainable = sum(each.trainable_bytes for each in self.optimizers)
-        if trainable and parameters - self._bytes_of_copies >= trainable:
-            parameters -= self._bytes_of_copies
+        if trainable and parameters - self._bytes_of_late_parameters >= trainable:
+            parameters -= self._bytes_of_late_parameters
         if self.trains:
             gradients = max(gradients, min(parameters, trainable) if trainable else parameters)
         return (

@@ -33,31 +33,21 @@ def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> Non
     ATen/native/transformers/attention.cpp.
     """
 
-    def attend(
-        original: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        attention = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        backend = choose(attention, gpu, release)
-        mask = _additive(attn_mask, query.dtype)
+    def attend(original: Any, *args: Any, **options: Any) -> Any:
+        call = AttentionCall.of(*args, **options)
+        query, key, value, scale = call.query, call.key, call.value, call.scale
+        backend = choose(call, gpu, release)
+        mask = _additive(call.mask, query.dtype)
         if backend is Backend.CUDNN:
             return aten._scaled_dot_product_cudnn_attention(
-                query, key, value, mask, attention.needs_grad, dropout_p, is_causal, False, scale=scale
+                query, key, value, mask, call.needs_grad, call.dropout, call.causal, False, scale=scale
             )[0]
         if backend is Backend.FLASH:
             width = query.shape[-1]
             query, key, value = (_padded(tensor, 8) for tensor in (query, key, value))
             scale = width**-0.5 if scale is None else scale
             out = aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale
+                query, key, value, call.dropout, call.causal, False, scale=scale
             )[0]
             return out[..., :width] if out.shape[-1] != width else out
         if backend is Backend.EFFICIENT:
@@ -66,9 +56,9 @@ def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> Non
                 mask = _padded(mask, 8)[..., :length]
                 mask = mask.expand(*query.shape[:3], key.shape[-2])
             return aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, attention.needs_grad, dropout_p, is_causal, scale=scale
+                query, key, value, mask, call.needs_grad, call.dropout, call.causal, scale=scale
             )[0]
-        return _math_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        return _math_attention(query, key, value, mask, call.dropout, call.causal, scale, call.grouped)
 
     overrides.composite("scaled_dot_product_attention", attend)
 

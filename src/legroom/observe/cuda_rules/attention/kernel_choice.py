@@ -36,6 +36,23 @@ class AttentionCall:
     dropout: float
     causal: bool
     grouped: bool
+    scale: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> "AttentionCall":
+        """Return the call with the arguments that the operation receives."""
+        return cls(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, scale)
 
     @property
     def needs_grad(self) -> bool:

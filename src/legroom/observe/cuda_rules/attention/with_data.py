@@ -30,29 +30,13 @@ def installed(is_on_device: Callable[[torch.Tensor], bool], gpu: GpuSpec) -> Ite
     """
     release = min(minor_version(version) for version in (torch.__version__, RULES_VERSION.torch))
 
-    def attend(
-        original: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **options: Any,
-    ) -> Any:
-        call = AttentionCall(
-            query, key, value, attn_mask, dropout_p, is_causal, options.get("enable_gqa", False)
-        )
-        learns_mask = attn_mask is not None and attn_mask.requires_grad
-        # The gradients of one tensor would be added in another order than on the CPU.
-        are_different = len({id(query), id(key), id(value)}) == 3
-        is_plain = are_different and not learns_mask and query.dim() == 4 and not _is_transformed()
-        if not dropout_p or not is_plain or choose(call, gpu, release) is Backend.MATH:
-            return original.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
-
+    def attend(original: Any, query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
         def attend_on_cpu(query: Any, key: Any, value: Any) -> Any:
-            return original.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
+            return original.decompose(query, key, value, *args, **options)
 
+        call = AttentionCall.of(query, key, value, *args, **options)
+        if not call.dropout or not _is_plain(call) or choose(call, gpu, release) is Backend.MATH:
+            return attend_on_cpu(query, key, value)
         return _FusedAttention.apply(attend_on_cpu, call.needs_grad, query, key, value)  # type: ignore[no-untyped-call]
 
     with Overrides(is_on_device) as overrides:
@@ -76,6 +60,13 @@ def _unrecorded() -> Iterator[None]:
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def _is_plain(call: AttentionCall) -> bool:
+    learns_mask = call.mask is not None and call.mask.requires_grad
+    # The gradients of one tensor would be added in another order than on the CPU.
+    are_different = len({id(call.query), id(call.key), id(call.value)}) == 3
+    return are_different and not learns_mask and call.query.dim() == 4 and not _is_transformed()
 
 
 def _is_transformed() -> bool:
