@@ -576,6 +576,12 @@ _WITH_IN_PLACE_FORM = frozenset({
 })  # fmt: skip
 
 
+_ATTENTION_OPTIONS = (
+    " Pass a mask as `attn_mask`, in which True keeps a position, and dropout as `dropout_p`, which must be 0 in an "
+    "evaluation."
+)
+
+
 def attention_weights(evidence: Evidence) -> Iterator[Finding]:
     """Suggest a fused attention for a function that stores the scores of all pairs of positions."""
     oom = evidence.oom
@@ -610,7 +616,7 @@ def attention_weights(evidence: Evidence) -> Iterator[Finding]:
             message=f"The attention scores of all pairs of positions use {format_size(size)}.",
             fix="Compute this attention with `torch.nn.functional.scaled_dot_product_attention(q, k, v)`, which does not "
             "store the scores, for `q`, `k` and `v` of the shape (batch, heads, length, size)."
-            + (" Pass a mask as `attn_mask`, and dropout as `dropout_p`." if attention.has_options else "")
+            + (_ATTENTION_OPTIONS if attention.has_options else "")
             + " The scores grow with the square of the length.",
             file=frame.file,
             line=min(attention.softmax_lines),

@@ -299,7 +299,9 @@ CATALOGUE = {
     "A large sample determines the size of this batch, which uses {size:size}.": (
         "큰 샘플이 이 batch의 크기를 정하며, batch가 {size}를 씁니다."
     ),
-    "Pass a mask as `attn_mask`, and dropout as `dropout_p`.": "mask는 `attn_mask`로, dropout은 `dropout_p`로 넘기세요.",
+    "Pass a mask as `attn_mask`, in which True keeps a position, and dropout as `dropout_p`, which must be 0 in an evaluation.": (
+        "mask는 `attn_mask`로(True인 위치를 사용), dropout은 `dropout_p`로(평가할 때는 0) 넘기세요."
+    ),
     "Accumulated gradients do not replace a larger batch here, because the loss compares the samples of a batch.": (
         "loss가 batch 안의 샘플을 서로 비교하므로, gradient를 누적해도 큰 batch와 같지 않습니다."
     ),

@@ -1728,7 +1728,8 @@ def test_options_of_an_attention_that_stores_its_scores(make_run, tmp_path, monk
     run.alloc(400, ACTIVATION, line=4)
     run.alloc(400, ACTIVATION, line=5)
     run.oom(200, line=6)
-    assert ("`attn_mask`" in run.advice()["LG616"].fix) == (option != "weights")
+    fix = run.advice()["LG616"].fix
+    assert ("`attn_mask`, in which True keeps a position" in fix) == (option != "weights")
 
 
 def test_a_longer_sample_than_before_is_limited_if_the_batch_has_one_sample(make_run):
